@@ -1,0 +1,1 @@
+"""The client of turngym environment servers."""

@@ -1,0 +1,1 @@
+"""Serves text environments over gRPC."""

@@ -1,0 +1,1 @@
+"""Scores agents on held-out instances."""

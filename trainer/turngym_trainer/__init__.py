@@ -1,0 +1,1 @@
+"""StarPO-S training of LLM agents against remote environments."""
