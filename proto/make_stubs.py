@@ -4,37 +4,37 @@ Runs in a virtual environment of its own (`make stubs`): grpcio-tools stamps its
 """
 
 import argparse
+import subprocess
 import sys
 import tempfile
 from importlib.metadata import distribution
 from pathlib import Path
-
-from grpc_tools import protoc
 
 PROTO = "turngym/v1/environment.proto"
 STUBS = ("environment_pb2.py", "environment_pb2.pyi", "environment_pb2_grpc.py", "environment_pb2_grpc.pyi")
 
 
 def generate(source: Path, out: Path) -> None:
-    """Compiles `source`/PROTO into `out`. Raises SystemExit with protoc's status when it does not compile."""
-    google = [distribution("googleapis-common-protos").locate_file(""), Path(protoc.__file__).with_name("_proto")]
+    """Compiles `source`/PROTO into `out`. Raises CalledProcessError when it does not compile."""
+    google = distribution("googleapis-common-protos").locate_file("")
     plugins = Path(sys.executable).parent
-    status = protoc.main(
+    subprocess.run(
         [
-            "protoc",
+            sys.executable,
+            "-m",
+            "grpc_tools.protoc",
             f"--plugin=protoc-gen-mypy={plugins / 'protoc-gen-mypy'}",
             f"--plugin=protoc-gen-mypy_grpc={plugins / 'protoc-gen-mypy_grpc'}",
             f"--proto_path={source}",
-            *(f"--proto_path={folder}" for folder in google),
+            f"--proto_path={google}",
             f"--python_out={out}",
             f"--grpc_python_out={out}",
             f"--mypy_out=quiet:{out}",
             f"--mypy_grpc_out=quiet:{out}",
             PROTO,
-        ]
+        ],
+        check=True,
     )
-    if status:
-        raise SystemExit(status)
 
 
 def stale(source: Path) -> list[str]:

@@ -153,7 +153,7 @@ class Environment(ABC, Generic[OptionsT]):
 
     @abstractmethod
     def step(self, action: str, noise: Rng) -> ActionResult:
-        """Plays one action, never called after the end. `noise` is this action's own; a deterministic game ignores it."""
+        """Plays one action; never called after the end. `noise` is this action's own."""
 
     @abstractmethod
     def world(self) -> bytes:
