@@ -1,1 +1,80 @@
-"""The client of turngym environment servers."""
+"""A thin client for turngym servers.
+
+    with turngym_client.connect("localhost:50051") as client:
+        episode = client.reset("sokoban", level_seed=7)
+        while not episode.done:
+            print(episode.state.observation)
+            episode.step("Up")
+
+`connect` gives a client for ordinary code, `aconnect` the same for asyncio. Gymnasium's interfaces are in
+`turngym_client.gym` and `turngym_client.gym_vector`, which alone load gymnasium and numpy.
+"""
+
+from turngym_client.answer import ParsedAnswer, parse_answer
+from turngym_client.errors import (
+    EnvironmentFailed,
+    EpisodeEnded,
+    EpisodeLost,
+    InvalidRequest,
+    NoOracle,
+    NoSuchInstance,
+    NotServed,
+    ProtocolError,
+    ServerBusy,
+    ServerUnavailable,
+    StepOrderError,
+    TurngymError,
+    UnknownEnvironment,
+    VersionMismatch,
+)
+from turngym_client.types import (
+    ActionKind,
+    Advice,
+    CloseReason,
+    Determinism,
+    EndReason,
+    EnvironmentInfo,
+    EnvironmentSummary,
+    EpisodeRequest,
+    Limits,
+    NoiseSegment,
+    Reference,
+    ServerInfo,
+    Split,
+    SplitInfo,
+    Transition,
+)
+
+__all__ = [
+    "ActionKind",
+    "Advice",
+    "CloseReason",
+    "Determinism",
+    "EndReason",
+    "EnvironmentFailed",
+    "EnvironmentInfo",
+    "EnvironmentSummary",
+    "EpisodeEnded",
+    "EpisodeLost",
+    "EpisodeRequest",
+    "InvalidRequest",
+    "Limits",
+    "NoOracle",
+    "NoSuchInstance",
+    "NoiseSegment",
+    "NotServed",
+    "ParsedAnswer",
+    "ProtocolError",
+    "Reference",
+    "ServerBusy",
+    "ServerInfo",
+    "ServerUnavailable",
+    "Split",
+    "SplitInfo",
+    "StepOrderError",
+    "Transition",
+    "TurngymError",
+    "UnknownEnvironment",
+    "VersionMismatch",
+    "parse_answer",
+]
