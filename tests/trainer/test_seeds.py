@@ -37,7 +37,7 @@ def test_names_never_share_a_draw():
 def test_fewer_uniforms_are_a_prefix_and_all_are_uniform():
     many = seeds.token_uniforms(1, 2, 3, 4, 5, 6, 20_000)
     np.testing.assert_array_equal(seeds.token_uniforms(1, 2, 3, 4, 5, 6, 7), many[:7])
-    assert 0.0 <= many.min()
+    assert many.min() >= 0.0
     assert many.max() < 1.0
     assert abs(many.mean() - 0.5) < 4 * (1 / 12 / len(many)) ** 0.5
     assert abs((many < 0.1).mean() - 0.1) < 4 * (0.09 / len(many)) ** 0.5

@@ -1,0 +1,123 @@
+"""Where settings come from, and what is refused."""
+
+import pytest
+
+from turngym_trainer.config import Config
+from turngym_trainer.settings import (
+    PRESETS,
+    ConfigError,
+    changed_keys,
+    config_from_tree,
+    config_tree,
+    load_config,
+    settings_table,
+    to_toml,
+)
+
+
+def test_layers_later_ones_win(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('preset = "starpo"\n[update]\nclip_high = 0.25\n[rollout]\ngroups = 4\n', encoding="utf-8")
+    config = load_config(file=file, settings=["rollout.groups=2", "environment.options.size = 8", "run.folder=runs/x"])
+    assert config.filter.kind == "none"
+    assert config.update.clip_high == 0.25
+    assert config.update.clip_low == 0.2
+    assert config.rollout.groups == 2
+    assert config.environment.options == {"size": 8}
+    assert config.run.folder == "runs/x"
+    assert load_config(file=file, preset="starpo_s").filter.kind == "std"
+
+
+def test_options_merge_key_by_key():
+    config = load_config(settings=["environment.options.size=8", "environment.options.boxes=2"])
+    assert config.environment.options == {"size": 8, "boxes": 2}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_saved_settings_read_back_the_same(preset, tmp_path):
+    config = load_config(preset=preset, settings=["environment.options.symbols=['#', '√']", "run.server=h:1"])
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(config), encoding="utf-8")
+    assert load_config(file=file) == config
+    assert config_from_tree(config_tree(config)) == config
+    assert config.run.server == ("h:1",)
+
+
+def test_presets_differ_in_what_the_papers_differ_in():
+    starpo, starpo_s, grpo = (load_config(preset=name) for name in ("starpo", "starpo_s", "grpo"))
+    assert (starpo.filter.kind, starpo_s.filter.kind, grpo.filter.kind) == ("none", "std", "none")
+    assert (starpo.update.clip_high, starpo_s.update.clip_high) == (0.2, 0.28)
+    assert (starpo.kl.coefficient, starpo_s.kl.coefficient) == (0.001, 0.0)
+    assert grpo.advantage.kind == "grpo"
+
+
+@pytest.mark.parametrize(
+    ("settings", "messages"),
+    [
+        (["rollout.group=3"], ["unknown setting 'rollout.group'", "did you mean 'rollout.groups'"]),
+        (["rolout.groups=3"], ["unknown setting 'rolout'", "did you mean 'rollout'"]),
+        (["update.temperature=1"], ["unknown setting 'update.temperature'", "'rollout.temperature'"]),
+        (["rollout.groups=0"], ["rollout.groups", "greater than or equal to 1", "got 0"]),
+        (["rollout.groups=many"], ["rollout.groups", "integer", "'many'"]),
+        (["rollout.groups='8'"], ["rollout.groups", "'8'"]),
+        (["rollout.temperature=nan"], ["rollout.temperature"]),
+        (["filter.keep=0"], ["filter.keep", "greater than 0"]),
+        (["reward.invalid_turn=0.1"], ["reward.invalid_turn", "less than or equal to 0"]),
+        (["filter.kind=sdt"], ["'sdt'", "did you mean 'std'", "none, std"]),
+        (["advantage.kind=gea"], ["'gea'", "did you mean 'gae'"]),
+        (["rollout.top_p=0.9"], ["top_p=0.9", "use top_p=1.0"]),
+        (["rollout.top_k=50"], ["top_k=50", "top_k=0"]),
+        (["rollout.group_size=1"], ["rollout.group_size", "no spread", "at least 2"]),
+        (["rollout.group_size=1", "filter.kind=none", "advantage.kind=grpo"], ["rollout.group_size"]),
+        (["kl.coefficient=1", "kl.place=loss"], ["k1 in the loss", "kl.estimator=k2 or k3"]),
+        (["kl.coefficient=1", "kl.estimator=k3"], ["k3 in the reward", "kl.estimator=k1"]),
+        (["kl.coefficient=1", "advantage.kind=grpo"], ["never sees a penalty on tokens", "kl.place=loss"]),
+        (["policy.dtype=bfloat16"], ["update.old_logprobs", "recomputed"]),
+        (["update.dual_clip=1.2"], ["update.dual_clip", "over 1 + clip_high"]),
+        (["validation.split=held_out"], ["validation.split", "held_out"]),
+        (["validation.split=all"], ["validation.split", "measure memory"]),
+        (["environment.split=all"], ["validation.split", "has met the worlds of validation"]),
+        (["rollout.groups"], ["expected section.key=value"]),
+        (["=3"], ["expected section.key=value"]),
+        (["rollout=3"], ["rollout:"]),
+    ],
+    ids=lambda value: " ".join(value) if value and "=" in value[0] else None,
+)
+def test_bad_settings_are_refused_with_reason_and_fix(settings, messages):
+    with pytest.raises(ConfigError) as error:
+        load_config(settings=settings)
+    for message in messages:
+        assert message in str(error.value)
+
+
+def test_every_fault_is_named_at_once():
+    with pytest.raises(ConfigError) as error:
+        load_config(settings=["rollout.groups=0", "update.epoch=2"])
+    assert "rollout.groups" in str(error.value)
+    assert "update.epoch" in str(error.value)
+
+
+def test_faults_of_files_and_presets(tmp_path):
+    with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read"):
+        load_config(file=tmp_path / "missing.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[rollout\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"broken\.toml: is not TOML"):
+        load_config(file=broken)
+    broken.write_text("preset = 3\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="preset must be a name, got 3"):
+        load_config(file=broken)
+    with pytest.raises(ConfigError, match=r"'starpos'; did you mean 'starpo"):
+        load_config(preset="starpos")
+
+
+def test_every_setting_is_described():
+    rows = list(settings_table())
+    assert ("rollout.groups", "8", "P: level seeds an iteration.") in rows
+    assert all(description for _, _, description in rows)
+    assert {key.split(".")[0] for key, _, _ in rows} == set(Config.model_fields)
+
+
+def test_changed_keys():
+    old, new = load_config(), load_config(settings=["run.iterations=7", "update.epochs=2"])
+    assert changed_keys(old, new) == ["run.iterations", "update.epochs"]

@@ -1,0 +1,155 @@
+"""Settings of a run: one frozen tree of sections, each with its defaults and what they mean.
+
+Knows ranges of single values only. How the layers (defaults, preset, file, command line) come together, and which
+settings exclude each other, is in `settings`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """Base of the tree's nodes: frozen; an unknown key is an error; a string is no number."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class RunConfig(Section):
+    folder: str = Field(default="runs/run", description="Where everything of this run is written.")
+    seed: NotNegative = Field(default=0, description="Decides every random draw.")
+    iterations: Positive = Field(default=100, description="Iterations in all, those before a resume included.")
+    server: tuple[str, ...] = Field(default=("127.0.0.1:50051",), min_length=1, description="Servers' host:port.")
+    device: str = Field(default="cpu", description="cpu, cuda or cuda:N.")
+    threads: NotNegative = Field(default=0, description="Torch threads; 0: as many as torch takes by itself.")
+    trajectories_every: NotNegative = Field(default=1, description="Iterations between episode logs; 0: never.")
+
+
+class EnvironmentConfig(Section):
+    id: str = Field(default="sokoban", min_length=1, description="Environment that the server knows.")
+    version: str = Field(default="", description="Refuse another version; empty: any, then pinned for resume.")
+    options: dict[str, object] = Field(default_factory=dict[str, object], description="The environment's own options.")
+    split: Literal["train", "all"] = Field(default="train", description="all: environments that cannot be divided.")
+    max_turns: NotNegative = Field(default=0, description="Turns an episode; 0: the environment's default.")
+    max_actions: NotNegative = Field(default=0, description="Actions an episode; 0: the environment's default.")
+    max_actions_per_turn: NotNegative = Field(default=0, description="Actions a turn; 0: the environment's default.")
+    reward_range: Rate = Field(default=1.0, description="Largest absolute return of an episode; scales the critic.")
+
+
+class PolicyConfig(Section):
+    model: str = Field(default="tiny", description="tiny, smollm2, a folder in Hugging Face layout, or a hub name.")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Of the policy's forward passes.")
+
+
+class RolloutConfig(Section):
+    groups: Positive = Field(default=8, description="P: level seeds an iteration.")
+    group_size: Positive = Field(default=16, description="N: episodes of each level seed.")
+    temperature: Rate = Field(default=1.0, description="Of sampling; the update divides its logits by the same.")
+    top_p: float = Field(default=1.0, description="Must be 1: the update could not reproduce the probabilities.")
+    top_k: int = Field(default=0, description="Must be 0 (off), for the same reason.")
+    max_response_tokens: Positive = Field(default=64, description="Tokens a turn; a cut-off answer is unparsed.")
+    context: Literal["full", "last_turn"] = Field(default="full", description="Turns that the policy sees.")
+    instructions: Literal["environment", "short"] = Field(
+        default="environment", description="What the prompt says first: the server's text, or the least that works."
+    )
+    prefill: str = Field(default="<think>", description="Begins every answer; prompt, not action.")
+    parts: Positive = Field(default=1, description="Parts of fixed membership; one decodes while others step.")
+
+
+class RewardConfig(Section):
+    invalid_turn: float = Field(
+        default=-0.1, le=0.0, description="Added once to a turn that was unparsed or held an invalid action."
+    )
+
+
+class FilterConfig(Section):
+    kind: str = Field(default="std", description="none, or std: keep the groups whose returns spread most.")
+    keep: float = Field(default=0.25, gt=0.0, le=1.0, description="rho: share of groups kept in each environment.")
+    on: Literal["reward", "task"] = Field(default="reward", description="task leaves shaping out of the spread.")
+
+
+class AdvantageConfig(Section):
+    kind: str = Field(default="gae", description="gae (with a critic) or grpo (without).")
+    gamma: Share = Field(default=1.0, description="Discount from token to token.")
+    gamma_turn: Share = Field(default=1.0, description="Discount at a turn's last token.")
+    lam: Share = Field(default=1.0, description="GAE's lambda.")
+
+
+class CriticConfig(Section):
+    trunk: Literal["own", "shared"] = Field(default="own", description="own: a copy of the starting policy's.")
+    learning_rate: Rate = Field(default=1e-3, description="Pretrained models: 1e-5.")
+    coefficient: Rate = Field(default=1.0, description="Weight of the critic's loss where the trunk is shared.")
+    warmup_iterations: NotNegative = Field(default=5, description="First iterations that train the critic only.")
+    on: Literal["kept", "all"] = Field(default="kept", description="Episodes it learns from; all, if none is kept.")
+
+
+class KlConfig(Section):
+    coefficient: Weight = Field(default=0.0, description="beta; 0: no reference policy is held.")
+    place: Literal["reward", "loss"] = Field(default="reward", description="Where the penalty enters.")
+    estimator: Literal["k1", "k2", "k3"] = Field(default="k1", description="k1 in the reward, k2 or k3 in the loss.")
+
+
+class UpdateConfig(Section):
+    learning_rate: Rate = Field(default=1e-4, description="The actor's. Pretrained models: 1e-6.")
+    schedule: Literal["constant", "linear"] = Field(
+        default="constant", description="linear: to 0 at the last iteration."
+    )
+    weight_decay: Weight = Field(default=0.0, description="AdamW's, actor and critic.")
+    epochs: Positive = Field(default=1, description="Passes over the same batch.")
+    minibatch_episodes: Positive = Field(default=32, description="Most episodes of one optimiser step.")
+    microbatch_tokens: Positive = Field(default=16_384, description="Padded tokens of one forward and backward pass.")
+    clip_low: float = Field(default=0.2, gt=0.0, lt=1.0, description="epsilon below 1.")
+    clip_high: Rate = Field(default=0.28, description="epsilon above 1.")
+    dual_clip: float = Field(default=3.0, description="Bound on the ratio where the advantage is negative; over 1.")
+    entropy: Weight = Field(default=0.001, description="Weight of the entropy bonus.")
+    aggregation: Literal["token-mean", "seq-mean"] = Field(default="token-mean", description="Over the mini-batch.")
+    gradient_clip: Rate = Field(default=1.0, description="Norm that gradients are cut to.")
+    old_logprobs: Literal["sampled", "recomputed"] = Field(
+        default="sampled", description="recomputed: once an iteration by the trainer; needed unless float32."
+    )
+
+
+class ValidationConfig(Section):
+    every: NotNegative = Field(default=10, description="Iterations between validations; 0: never.")
+    episodes: Positive = Field(default=128, description="Distinct worlds (draws where the split is all).")
+    split: Literal["validation", "all"] = Field(default="validation", description="Never held_out: that is for scores.")
+    greedy: bool = Field(default=False, description="Most likely tokens; else at the rollout's temperature.")
+
+
+class CheckpointConfig(Section):
+    every: Positive = Field(default=10, description="Iterations between checkpoints; the last always has one.")
+    keep: Positive = Field(default=3, description="Newest checkpoints that are kept.")
+
+
+class WarmStartConfig(Section):
+    episodes: Positive = Field(default=2_000, description="Oracle episodes that are demonstrated.")
+    learning_rate: Rate = Field(default=3e-3, description="Of AdamW. Pretrained models: 1e-5.")
+    batch_rows: Positive = Field(default=64, description="Rows of one optimiser step.")
+    max_steps: Positive = Field(default=2_000, description="Optimiser steps at most.")
+    target_success: Share = Field(default=0.45, description="Stops once sampled success reaches this.")
+    check_every: Positive = Field(default=100, description="Optimiser steps between measurements of success.")
+    check_episodes: Positive = Field(default=128, description="Sampled episodes of one measurement.")
+
+
+class Config(Section):
+    """Everything that decides a run, but the servers' behaviour and the machine."""
+
+    run: RunConfig = RunConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    policy: PolicyConfig = PolicyConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    filter: FilterConfig = FilterConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    critic: CriticConfig = CriticConfig()
+    kl: KlConfig = KlConfig()
+    update: UpdateConfig = UpdateConfig()
+    validation: ValidationConfig = ValidationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()

@@ -1,0 +1,113 @@
+"""Losses over action tokens, as sums of weighted terms.
+
+Letters: K action tokens of a micro-batch, flat. Every mean is a sum with weights that were fixed for the whole
+mini-batch (`token_weights`), so the sum over micro-batches is the mini-batch's loss whatever their size. Knows nothing
+of models, rows or optimisers.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from turngym_trainer.config import KlConfig, UpdateConfig
+
+LOG_RATIO_BOUND = 20.0
+SAMPLER_WEIGHT_BOUND = 2.0
+
+
+def token_weights(lengths: NDArray[np.int64], aggregation: str) -> NDArray[np.float64]:
+    """Weight of each token of every episode of a mini-batch, [B] for episodes of `lengths` action tokens. Sum to 1.
+
+    `token-mean`: every token of the mini-batch weighs the same. `seq-mean`: every episode weighs the same, and within
+    it every token.
+    """
+    assert lengths.ndim == 1
+    assert bool((lengths > 0).all()), lengths
+    if aggregation == "token-mean":
+        return np.full(len(lengths), 1.0 / lengths.sum())
+    return 1.0 / (len(lengths) * lengths.astype(np.float64))
+
+
+@dataclass(frozen=True, slots=True)
+class SurrogateLoss:
+    """A micro-batch's share of the policy loss, and what the clip did.
+
+    Attributes:
+        loss: −Σ w · surrogate, a scalar with a gradient.
+        ratio: π/π_old, detached, [K].
+        clipped_high: the upper bound took the gradient away (advantage above 0), bool [K].
+        clipped_low: the lower bound did (advantage below 0), bool [K].
+        clipped_dual: the dual bound did (advantage below 0), bool [K].
+    """
+
+    loss: torch.Tensor
+    ratio: torch.Tensor
+    clipped_high: torch.Tensor
+    clipped_low: torch.Tensor
+    clipped_dual: torch.Tensor
+
+
+def clipped_surrogate(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    weights: torch.Tensor,
+    config: UpdateConfig,
+) -> SurrogateLoss:
+    """PPO's clipped surrogate (arXiv 1707.06347, eq. 7) with bounds that differ and a dual clip (arXiv 1912.09729).
+
+    s = min(ρA, clip(ρ, 1 − ε_low, 1 + ε_high)A), and where A < 0, max(s, c·A); ρ = exp(log π − log π_old), the
+    exponent held within ±20. `weights` may hold a factor of its own for each token (see `sampler_weights`).
+    """
+    K = logprobs.shape[0]
+    assert logprobs.shape == old_logprobs.shape == advantages.shape == weights.shape == (K,)
+    ratio = (logprobs - old_logprobs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    clipped = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
+    surrogate = torch.minimum(ratio * advantages, clipped * advantages)
+    negative = advantages < 0
+    surrogate = torch.where(negative, torch.maximum(surrogate, config.dual_clip * advantages), surrogate)
+    ratio = ratio.detach()
+    return SurrogateLoss(
+        loss=-(weights * surrogate).sum(),
+        ratio=ratio,
+        clipped_high=(advantages > 0) & (ratio > 1.0 + config.clip_high),
+        clipped_low=negative & (ratio < 1.0 - config.clip_low),
+        clipped_dual=negative & (ratio > config.dual_clip),
+    )
+
+
+def sampler_weights(old_logprobs: torch.Tensor, sampler_logprobs: torch.Tensor) -> torch.Tensor:
+    """min(π_old/π_sampler, 2), [K]: corrects for a sampler whose probabilities are not quite the trainer's."""
+    log_ratio = (old_logprobs - sampler_logprobs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return log_ratio.exp().clamp(max=SAMPLER_WEIGHT_BOUND)
+
+
+def kl_penalty(logprobs: NDArray[np.float64], reference: NDArray[np.float64], config: KlConfig) -> NDArray[np.float64]:
+    """What the reward of each action token loses to staying near the reference: −β·(log π − log π_ref), k1."""
+    assert logprobs.shape == reference.shape, (logprobs.shape, reference.shape)
+    return -config.coefficient * (logprobs - reference)
+
+
+def kl_loss(logprobs: torch.Tensor, reference: torch.Tensor, weights: torch.Tensor, config: KlConfig) -> torch.Tensor:
+    """β Σ w·k, a scalar; d = log π − log π_ref, k2 = d²/2 or k3 = e^{−d} + d − 1 (joschu.net/blog/kl-approx.html).
+
+    Raises:
+        ValueError: the estimator is k1, whose gradient is 0 in expectation.
+    """
+    assert logprobs.shape == reference.shape == weights.shape
+    difference = (logprobs - reference).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    if config.estimator == "k2":
+        estimate = difference.square() / 2
+    elif config.estimator == "k3":
+        estimate = (-difference).exp() + difference - 1.0
+    else:
+        raise ValueError(f"{config.estimator} in the loss penalises nothing; use k2 or k3")
+    return config.coefficient * (weights * estimate).sum()
+
+
+def value_loss(values: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Σ w·(V − target)²/2, a scalar. All in the critic's own scale."""
+    assert values.shape == targets.shape == weights.shape
+    return (weights * (values - targets).square()).sum() / 2

@@ -1,0 +1,252 @@
+"""Where a run's settings come from, and which of them exclude each other.
+
+Layers, later ones win: the defaults, a preset, a TOML file, `--set section.key=value`. What they come to is checked as
+a whole, so that nothing that cannot work gets as far as a rollout: a bad setting is refused with the reason and what to
+do, an unknown key with the nearest known one. Presets are sets of values, and nothing else knows that they exist.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import tomlkit
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from turngym_trainer.advantage import ADVANTAGES
+from turngym_trainer.config import Config, Section
+from turngym_trainer.filter import FILTERS
+
+Tree = dict[str, object]
+
+
+class ConfigError(ValueError):
+    """Settings that cannot be used: every fault found, one a line, with what to do about it."""
+
+
+PRESETS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
+    "starpo": {
+        "filter": {"kind": "none"},
+        "advantage": {"kind": "gae"},
+        "kl": {"coefficient": 0.001, "place": "reward", "estimator": "k1"},
+        "update": {"clip_low": 0.2, "clip_high": 0.2},
+    },
+    "starpo_s": {
+        "filter": {"kind": "std", "keep": 0.25},
+        "advantage": {"kind": "gae"},
+        "kl": {"coefficient": 0.0},
+        "update": {"clip_low": 0.2, "clip_high": 0.28},
+    },
+    "grpo": {
+        "filter": {"kind": "none"},
+        "advantage": {"kind": "grpo"},
+        "kl": {"coefficient": 0.001, "place": "loss", "estimator": "k3"},
+        "update": {"clip_low": 0.2, "clip_high": 0.2, "aggregation": "seq-mean"},
+    },
+}
+"""Named sets of values. Nothing in the trainer asks which preset a run came from."""
+
+
+def load_config(
+    *, preset: str | None = None, file: Path | None = None, settings: Sequence[str] = (), base: Tree | None = None
+) -> Config:
+    """Builds the settings of a run from `base` (empty: the defaults), a preset, a TOML file and `key=value` settings.
+
+    A file may name its preset itself (`preset = "starpo_s"` at the top); the argument wins over it.
+
+    Raises:
+        ConfigError: naming every fault.
+    """
+    from_file = _read_toml(file) if file else {}
+    named = from_file.pop("preset", None)
+    if named is not None and not isinstance(named, str):
+        raise ConfigError(f"{file}: preset must be a name, got {named!r}")
+    tree: Tree = dict(base or {})
+    if name := preset or named:
+        if name not in PRESETS:
+            raise ConfigError(f"unknown preset {name!r}{_nearest(name, PRESETS)}; there are {', '.join(PRESETS)}")
+        tree = _merged(tree, cast(Tree, PRESETS[name]))
+    tree = _merged(tree, from_file)
+    for setting in settings:
+        tree = _merged(tree, _setting_tree(setting))
+    return config_from_tree(tree)
+
+
+def config_from_tree(tree: Mapping[str, object]) -> Config:
+    """Checks nested plain values and makes a Config of them.
+
+    Raises:
+        ConfigError: naming every fault.
+    """
+    try:
+        config = Config.model_validate(_lists_as_tuples(tree))
+    except ValidationError as error:
+        raise ConfigError("\n".join(_describe(fault) for fault in error.errors())) from None
+    if faults := list(_faults(config)):
+        raise ConfigError("\n".join(faults))
+    return config
+
+
+def config_tree(config: Config) -> Tree:
+    """The settings as nested plain values, JSON and TOML alike."""
+    return config.model_dump(mode="json")
+
+
+def to_toml(config: Config) -> str:
+    """The settings as TOML that `load_config` reads back to the same settings."""
+    return tomlkit.dumps(config_tree(config))
+
+
+def settings_table() -> Iterator[tuple[str, str, str]]:
+    """Every setting as (key, default, description), in the tree's order: what a command line can show."""
+    defaults = Config()
+    for section in Config.model_fields:
+        values = cast(Section, getattr(defaults, section))
+        for key, field in type(values).model_fields.items():
+            yield f"{section}.{key}", str(getattr(values, key)), field.description or ""
+
+
+def changed_keys(old: Config, new: Config) -> list[str]:
+    """Dotted keys whose values differ."""
+    old_tree, new_tree = cast(dict[str, Tree], config_tree(old)), cast(dict[str, Tree], config_tree(new))
+    return [
+        f"{section}.{key}"
+        for section, values in new_tree.items()
+        for key, value in values.items()
+        if old_tree[section][key] != value
+    ]
+
+
+def _faults(config: Config) -> Iterator[str]:
+    """Rules between settings, each with its reason and what to do."""
+    if config.filter.kind not in FILTERS:
+        yield (
+            f"filter.kind: unknown {config.filter.kind!r}{_nearest(config.filter.kind, FILTERS)}; "
+            f"there are {', '.join(FILTERS)}"
+        )
+    estimator = ADVANTAGES.get(config.advantage.kind)
+    if estimator is None:
+        yield (
+            f"advantage.kind: unknown {config.advantage.kind!r}{_nearest(config.advantage.kind, ADVANTAGES)}; "
+            f"there are {', '.join(ADVANTAGES)}"
+        )
+        return
+    if config.rollout.top_p != 1.0 or config.rollout.top_k != 0:
+        yield (
+            "rollout.top_p and rollout.top_k: log-probabilities are those of the whole distribution, and "
+            f"truncated sampling (top_p={config.rollout.top_p}, top_k={config.rollout.top_k}) draws from another; "
+            "use top_p=1.0 and top_k=0, and shape the distribution by rollout.temperature"
+        )
+    if config.rollout.group_size < 2 and (config.filter.kind != "none" or not estimator.needs_critic):
+        yield (
+            f"rollout.group_size: {config.filter.kind} filtering and {config.advantage.kind} compare the members of a "
+            "group, and a group of 1 has no spread; set it to at least 2"
+        )
+    if config.kl.coefficient > 0.0:
+        yield from _kl_faults(config, reads_token_rewards=estimator.needs_critic)
+    if config.policy.dtype != "float32" and config.update.old_logprobs == "sampled":
+        yield (
+            f"update.old_logprobs: in {config.policy.dtype} the sampler's log-probabilities differ from the trainer's, "
+            "and the ratio would start away from 1; set update.old_logprobs=recomputed"
+        )
+    if config.update.dual_clip <= 1.0 + config.update.clip_high:
+        yield (
+            f"update.dual_clip: {config.update.dual_clip} must be over 1 + clip_high = {1 + config.update.clip_high}, "
+            "else it acts before the clip does; 3.0 is usual"
+        )
+    if config.environment.split == "train" and config.validation.split == "all" and config.validation.every:
+        yield (
+            "validation.split: all contains the worlds of split train, so it would measure memory; set "
+            "validation.split=validation, or environment.split=all where the environment cannot be divided"
+        )
+    if config.environment.split == "all" and config.validation.split == "validation" and config.validation.every:
+        yield (
+            "validation.split: an environment that is trained on split all has met the worlds of validation; "
+            "set validation.split=all (a score on worlds that were trained on) or environment.split=train"
+        )
+
+
+def _kl_faults(config: Config, *, reads_token_rewards: bool) -> Iterator[str]:
+    place, estimator = config.kl.place, config.kl.estimator
+    if place == "loss" and estimator == "k1":
+        yield (
+            "kl.estimator: k1 in the loss has no gradient in expectation, so it would penalise nothing; "
+            "set kl.estimator=k2 or k3, or kl.place=reward"
+        )
+    if place == "reward" and estimator != "k1":
+        yield f"kl.estimator: {estimator} in the reward is biased; set kl.estimator=k1, or kl.place=loss"
+    if place == "reward" and not reads_token_rewards:
+        yield (
+            f"kl.place: {config.advantage.kind} reads one return an episode and never sees a penalty on tokens; "
+            "set kl.place=loss and kl.estimator=k3"
+        )
+
+
+def _read_toml(file: Path) -> Tree:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: is not TOML: {error}") from error
+
+
+def _setting_tree(setting: str) -> Tree:
+    """`a.b=value` as nested dictionaries; the value in TOML's notation, and where it is none, as a string."""
+    key, equals, text = setting.partition("=")
+    keys = key.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"--set {setting!r}: expected section.key=value, for example rollout.groups=8")
+    try:
+        value: object = tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    for part in reversed(keys):
+        value = {part: value}
+    return cast(Tree, value)
+
+
+def _merged(under: Tree, over: Mapping[str, object]) -> Tree:
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(below, dict) and isinstance(value, Mapping):
+            merged[key] = _merged(cast(Tree, below), cast(Mapping[str, object], value))
+        else:
+            merged[key] = value
+    return merged
+
+
+def _lists_as_tuples(value: Mapping[str, object]) -> Tree:
+    """Servers may be one string or a list; strict validation wants the tuple that the tree holds."""
+    tree = dict(value)
+    run = tree.get("run")
+    if isinstance(run, Mapping):
+        run = dict(cast(Mapping[str, object], run))
+        server = run.get("server")
+        if isinstance(server, str):
+            run["server"] = (server,)
+        elif isinstance(server, list):
+            run["server"] = tuple(cast(list[object], server))
+        tree["run"] = run
+    return tree
+
+
+def _describe(fault: ErrorDetails) -> str:
+    where = [str(part) for part in fault["loc"]]
+    key = ".".join(where)
+    if fault["type"] == "extra_forbidden":
+        known = Config.model_fields if len(where) == 1 else (name for name, _, _ in settings_table())
+        return f"unknown setting {key!r}{_nearest(key, known)}"
+    return f"{key}: {fault['msg']}, got {fault['input']!r}"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if not close:
+        last = name.rsplit(".", 1)[-1]
+        close = [other for other in names if other.rsplit(".", 1)[-1] == last][:1]
+    return f"; did you mean {close[0]!r}?" if close else ""
