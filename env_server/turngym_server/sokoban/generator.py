@@ -1,0 +1,310 @@
+"""Draws solvable levels.
+
+Floors: on an inner grid of at most 16 cells (6×6 boards), uniform among its connected subsets that admit a level;
+larger boards take the main component of a random set. With `walk` a brush is moved at random instead, as gym-sokoban
+does, which favours open rooms.
+
+One box: all starts of a floor and target are known from the solved positions backwards, and one is drawn with weight
+proportional to its least moves, after a draw of whether one push is to be enough. Several boxes: random play backwards
+from the solved position; the way back is a solution, so its length bounds the least moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from turngym_server.rng import Rng
+from turngym_server.sokoban.board import Board, Level, cells, flood, neighbours
+from turngym_server.sokoban.search import fewest_pushes
+
+Floors = Literal["uniform", "walk"]
+
+ONE_PUSH_PER_MILLE: Final = 295
+"""Share of one-box levels that one push can solve, where `Difficulty` allows both: RAGEN's share at 6×6."""
+
+_ATTEMPTS: Final = 20_000
+_UNIFORM_CELLS: Final = 16
+_WALK_STEPS: Final = 25
+_SEARCH_NODES: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Difficulty:
+    """What a level may ask for: at most `max_moves` moves, and least pushes within a range."""
+
+    max_moves: int
+    min_pushes: int = 1
+    max_pushes: int | None = None
+
+
+def draw_level(rng: Rng, width: int, height: int, boxes: int, difficulty: Difficulty, floors: Floors) -> Level:
+    """A level that can be solved, of the difficulty asked for, with no box on a target.
+
+    Raises:
+        ValueError: none was found in 20,000 attempts; the difficulty hardly exists at this size.
+    """
+    pushes = _pushes_asked(rng, difficulty) if boxes == 1 else (difficulty.min_pushes, difficulty.max_pushes)
+    draw_floor = _draw_walk if floors == "walk" else _draw_uniform
+    for _ in range(_ATTEMPTS):
+        floor = draw_floor(rng, width, height)
+        corridors = _reachable_by_push(floor, width + 1)
+        if corridors.bit_count() < boxes:
+            continue
+        if boxes == 1:
+            level = _one_box(rng, width, height, floor, corridors, difficulty.max_moves, pushes)
+        else:
+            level = _backwards(rng, width, height, floor, corridors, boxes, difficulty.max_moves)
+            if level is not None and pushes != (1, None) and not _asks_for(level, pushes):
+                continue
+        if level is not None:
+            return level
+    raise ValueError(
+        f"no {width}×{height} level with {boxes} boxes, at most {difficulty.max_moves} moves and "
+        f"{pushes[0]} to {pushes[1] or 'any number of'} pushes in {_ATTEMPTS} attempts: ask for fewer boxes or pushes, "
+        "more moves, or a larger board"
+    )
+
+
+def _pushes_asked(rng: Rng, difficulty: Difficulty) -> tuple[int, int | None]:
+    """Parts one-push levels from the rest, so that their share is fixed where both are allowed."""
+    if difficulty.min_pushes > 1 or difficulty.max_pushes == 1:
+        return difficulty.min_pushes, difficulty.max_pushes
+    return (1, 1) if rng.below(1_000) < ONE_PUSH_PER_MILLE else (2, difficulty.max_pushes)
+
+
+def _asks_for(level: Level, pushes: tuple[int, int | None]) -> bool:
+    least = fewest_pushes(level.board, level.player, level.boxes, _SEARCH_NODES)
+    return least.moves is not None and pushes[0] <= least.pushes <= (pushes[1] or least.pushes)
+
+
+def _draw_uniform(rng: Rng, width: int, height: int) -> int:
+    inner = (width - 2) * (height - 2)
+    stride = width + 1
+    if inner > _UNIFORM_CELLS:
+        return _draw_main_component(rng, width, height)
+    per_word = 64 // inner
+    row = (1 << width - 2) - 1
+    while True:
+        word = rng.word()
+        for _ in range(per_word):
+            floor = 0
+            for y in range(1, height - 1):
+                floor |= (word & row) << y * stride + 1
+                word >>= width - 2
+            if floor and flood(floor & -floor, floor, stride) == floor:
+                return floor
+
+
+def _draw_main_component(rng: Rng, width: int, height: int) -> int:
+    """The largest component of a set that holds each inner cell with probability 3/4, at least half of them all."""
+    inner = (width - 2) * (height - 2)
+    stride = width + 1
+    row = (1 << width - 2) - 1
+    while True:
+        drawn = 0
+        for shift in range(0, inner, 64):
+            drawn |= (rng.word() | rng.word()) << shift
+        floor = 0
+        for y in range(1, height - 1):
+            floor |= (drawn & row) << y * stride + 1
+            drawn >>= width - 2
+        left = floor
+        while left.bit_count() * 2 >= inner:
+            component = flood(left & -left, floor, stride)
+            if component.bit_count() * 2 >= inner:
+                return component
+            left &= ~component
+
+
+_BRUSHES: Final = (
+    ((0, -1), (0, 0), (0, 1)),
+    ((-1, 0), (0, 0), (1, 0)),
+    ((0, -1), (0, 0), (1, 0)),
+    ((0, -1), (0, 0), (1, -1), (1, 0)),
+    ((0, 0), (0, 1), (1, 0)),
+)
+"""Rows and columns, from the middle, that gym-sokoban's masks clear."""
+
+
+def _draw_walk(rng: Rng, width: int, height: int) -> int:
+    """gym-sokoban's room: 25 steps of a random walk, turning with probability 0.35, with a random brush at each."""
+    steps = ((1, 0), (-1, 0), (0, 1), (0, -1))
+    y, x = 1 + rng.below(height - 2), 1 + rng.below(width - 2)
+    down, right = rng.choice(steps)
+    floor = 0
+    for _ in range(_WALK_STEPS):
+        if rng.below(100) < 35:
+            down, right = rng.choice(steps)
+        y = min(max(y + down, 1), height - 2)
+        x = min(max(x + right, 1), width - 2)
+        for row, column in rng.choice(_BRUSHES):
+            if 1 <= y + row <= height - 2 and 1 <= x + column <= width - 2:
+                floor |= 1 << (y + row) * (width + 1) + x + column
+    return flood(floor & -floor, floor, width + 1)
+
+
+def _reachable_by_push(floor: int, stride: int) -> int:
+    """Cells onto which some straight push ends: the two cells before them are floor."""
+    return floor & (
+        floor << 1 & floor << 2
+        | floor >> 1 & floor >> 2
+        | floor << stride & floor << 2 * stride
+        | floor >> stride & floor >> 2 * stride
+    )
+
+
+Players = dict[int, int]
+"""For each cell of the one box, the set of cells where the player may stand."""
+
+
+def _one_box(
+    rng: Rng, width: int, height: int, floor: int, corridors: int, max_moves: int, pushes: tuple[int, int | None]
+) -> Level | None:
+    """A start on this floor, its target uniform among those that allow one; None: no target does."""
+    targets = list(cells(corridors))
+    while targets:
+        target = targets.pop(rng.below(len(targets)))
+        asked = _starts_by_pushes(floor, target, width + 1, pushes)
+        starts = [
+            (moves, box, allowed)
+            for moves, layer in enumerate(_starts_by_moves(floor, target, width + 1, max_moves), start=1)
+            for box, players in layer.items()
+            if (allowed := players & asked.get(box, 0))
+        ]
+        if starts:
+            _, box, players = starts[rng.weighted([moves * allowed.bit_count() for moves, _, allowed in starts])]
+            player = list(cells(players))[rng.below(players.bit_count())]
+            return Level(Board(width, height, floor, 1 << target), player, 1 << box)
+    return None
+
+
+def _before_push_onto(target: int, floor: int, stride: int) -> Players:
+    """The starts that one move solves."""
+    starts: Players = {}
+    for delta in (-stride, stride, -1, 1):
+        box, player = target - delta, target - 2 * delta
+        if player >= 0 and floor >> box & 1 and floor >> player & 1:
+            starts[box] = starts.get(box, 0) | 1 << player
+    return starts
+
+
+def _starts_by_moves(floor: int, target: int, stride: int, max_moves: int) -> list[Players]:
+    """The starts with least moves 1, 2, … up to `max_moves`."""
+    deltas = (-stride, stride, -1, 1)
+    layer = _before_push_onto(target, floor, stride)
+    seen: Players = {target: -1}
+    layers: list[Players] = []
+    while layer and len(layers) < max_moves:
+        for box, players in layer.items():
+            seen[box] = seen.get(box, 1 << box) | players
+        layers.append(layer)
+        following: Players = {}
+        for box, players in layer.items():
+            walked = neighbours(players, stride) & floor & ~seen[box]
+            if walked:
+                following[box] = following.get(box, 0) | walked
+            for delta in deltas:
+                before = box - delta
+                if players >> before & 1:
+                    player = before - delta
+                    if floor >> player & 1 and not seen.get(before, 0) >> player & 1:
+                        following[before] = following.get(before, 0) | 1 << player
+        layer = following
+    return layers
+
+
+def _starts_by_pushes(floor: int, target: int, stride: int, pushes: tuple[int, int | None]) -> Players:
+    """The starts whose least pushes lie within the range; the upper end may be open."""
+    least, most = pushes
+    seen: Players = {target: -1}
+    fewer: Players = {}
+    layer = _before_push_onto(target, floor, stride)
+    count = 0
+    while layer and (most is None or count < most):
+        count += 1
+        if count == least:
+            fewer = dict(seen)
+        found: list[tuple[int, int]] = []
+        for box, players in layer.items():
+            spread = flood(players, floor & ~(1 << box), stride)
+            found.append((box, spread & ~seen.get(box, 0)))
+            seen[box] = seen.get(box, 0) | spread
+        layer = {}
+        for box, players in found:
+            for delta in (-stride, stride, -1, 1):
+                before = box - delta
+                if players >> before & 1:
+                    player = before - delta
+                    if floor >> player & 1 and not seen.get(before, 0) >> player & 1:
+                        layer[before] = layer.get(before, 0) | 1 << player
+    if count < least:
+        return {}
+    del seen[target]
+    return {box: players & ~fewer.get(box, 0) for box, players in seen.items()}
+
+
+def _backwards(
+    rng: Rng, width: int, height: int, floor: int, corridors: int, count: int, max_moves: int
+) -> Level | None:
+    """A start reached by random pulls from boxes on random targets; None: a box stayed on a target."""
+    stride = width + 1
+    candidates = list(cells(corridors))
+    targets = 0
+    for _ in range(count):
+        targets |= 1 << candidates.pop(rng.below(len(candidates)))
+    boxes = targets
+    budget = 2 * count + rng.below(max(1, max_moves - 2 * count + 1))
+    player: int | None = None
+    spent = 0
+    while True:
+        away = _walks(player, floor & ~boxes, stride)
+        pulls = _pulls(boxes & targets, boxes, floor, stride, away) or _pulls(boxes, boxes, floor, stride, away)
+        if not pulls:
+            break
+        cost, box, delta = rng.choice(pulls)
+        if spent + cost > min(budget, max_moves):
+            break
+        spent += cost
+        boxes ^= 1 << box | 1 << box - delta
+        player = box - 2 * delta
+    if player is None or boxes & targets:
+        return None
+    near = [
+        cell
+        for steps, layer in enumerate(_layers(player, floor & ~boxes, stride))
+        if steps + spent <= max_moves
+        for cell in cells(layer)
+    ]
+    return Level(Board(width, height, floor, targets), rng.choice(near), boxes)
+
+
+def _layers(player: int, free: int, stride: int) -> list[int]:
+    """The cells at walking distance 0, 1, … of the player."""
+    reached = layer = 1 << player
+    layers: list[int] = []
+    while layer:
+        layers.append(layer)
+        layer = neighbours(layer, stride) & free & ~reached
+        reached |= layer
+    return layers
+
+
+def _walks(player: int | None, free: int, stride: int) -> dict[int, int]:
+    """Walking distance of each cell within reach. Before the first pull the player may stand anywhere."""
+    if player is None:
+        return dict.fromkeys(cells(free), 0)
+    return {cell: steps for steps, layer in enumerate(_layers(player, free, stride)) for cell in cells(layer)}
+
+
+def _pulls(chosen: int, boxes: int, floor: int, stride: int, away: dict[int, int]) -> list[tuple[int, int, int]]:
+    """Moves, box and direction of every push that could have been the last one of one of the chosen boxes."""
+    pulls: list[tuple[int, int, int]] = []
+    for box in cells(chosen):
+        for delta in (-stride, stride, -1, 1):
+            before = box - delta
+            if before in away:
+                stand = before - delta
+                if stand >= 0 and floor >> stand & 1 and not boxes >> stand & 1:
+                    pulls.append((away[before] + 1, box, delta))
+    return pulls
