@@ -10,6 +10,7 @@
 `turngym_client.gym` and `turngym_client.gym_vector`, which alone load gymnasium and numpy.
 """
 
+from turngym_client.aio import AsyncClient, AsyncEpisode, aconnect
 from turngym_client.answer import ParsedAnswer, parse_answer
 from turngym_client.errors import (
     EnvironmentFailed,
@@ -27,6 +28,7 @@ from turngym_client.errors import (
     UnknownEnvironment,
     VersionMismatch,
 )
+from turngym_client.sync import Client, Episode, connect
 from turngym_client.types import (
     ActionKind,
     Advice,
@@ -48,12 +50,16 @@ from turngym_client.types import (
 __all__ = [
     "ActionKind",
     "Advice",
+    "AsyncClient",
+    "AsyncEpisode",
+    "Client",
     "CloseReason",
     "Determinism",
     "EndReason",
     "EnvironmentFailed",
     "EnvironmentInfo",
     "EnvironmentSummary",
+    "Episode",
     "EpisodeEnded",
     "EpisodeLost",
     "EpisodeRequest",
@@ -76,5 +82,7 @@ __all__ = [
     "TurngymError",
     "UnknownEnvironment",
     "VersionMismatch",
+    "aconnect",
+    "connect",
     "parse_answer",
 ]

@@ -75,7 +75,7 @@ class ServerBusy(TurngymError):
 
 
 class ServerUnavailable(TurngymError):
-    """No server could be reached within the client's patience. Episodes stay intact: the same call may be made again."""
+    """No server could be reached within the client's patience. Episodes are intact: the same call may be made again."""
 
 
 class EnvironmentFailed(TurngymError):

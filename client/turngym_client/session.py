@@ -1,0 +1,146 @@
+"""Where an episode lives, and how it outlives that place.
+
+A `Session` runs one operation at a time against the server that holds it. When the session is gone there, or the server
+stays away, it is made again by replay on any server, and the operation goes on there. What is tried again, and for how
+long, is the table in `turngym_client.transport`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from turngym.v1 import environment_pb2 as pb
+from turngym_client.episode import Record, resume_item
+from turngym_client.errors import EpisodeLost
+from turngym_client.messages import StatusError, Verdict, transition_from_pb
+from turngym_client.transport import Patience, Pool, Server, matched
+
+ResultT = TypeVar("ResultT")
+
+
+async def start(
+    pool: Pool, server: Server, items: Sequence[pb.ResetItem], *, want_legal_actions: bool = False
+) -> Sequence[pb.ResetOutcome]:
+    """Outcomes of reset items, none pending: what is still starting is sent again, which starts nothing twice."""
+    outcomes: dict[bytes, pb.ResetOutcome] = {}
+    while left := [item for item in items if item.request_id not in outcomes]:
+        request = pb.ResetRequest(items=left, max_wait_seconds=pool.deadline / 2, want_legal_actions=want_legal_actions)
+        response = await server.reset(request)
+        for item, outcome in zip(left, matched(left, response.outcomes), strict=True):
+            if not outcome.HasField("pending"):
+                outcomes[item.request_id] = outcome
+    return [outcomes[item.request_id] for item in items]
+
+
+async def _start_one(pool: Pool, server: Server, item: pb.ResetItem) -> pb.Started:
+    [outcome] = await start(pool, server, [item])
+    if outcome.HasField("error"):
+        raise StatusError(outcome.error, of_item=True)
+    return outcome.started
+
+
+class Session:
+    """One episode's session.
+
+    Attributes:
+        record: the episode so far; the owner adds what is played.
+        server: where the session is; None while it is nowhere.
+        id: its id there.
+    """
+
+    def __init__(self, pool: Pool, record: Record, server: Server, id: str) -> None:
+        self.record = record
+        self.server: Server | None = None
+        self.id = ""
+        self._pool = pool
+        self._enter(server, id)
+
+    async def run(self, attempt: Callable[[Server, str], Awaitable[ResultT]]) -> ResultT:
+        """What `attempt(server, session id)` gives, made again elsewhere as often as need be.
+
+        Args:
+            attempt: must be safe to repeat; raises StatusError.
+
+        Raises:
+            TurngymError: by the status; EpisodeLost where the episode cannot be played again.
+        """
+        patience = self._pool.patience()
+        away_since: float | None = None
+        while True:
+            self._pool.check_open()
+            server = self.server or await self._resume(patience)
+            try:
+                return await attempt(server, self.id)
+            except StatusError as error:
+                match error.verdict:
+                    case Verdict.FINAL:
+                        raise error.to_error(self.record.describe()) from error
+                    case Verdict.SESSION_GONE:
+                        self.leave()
+                    case Verdict.BUSY:
+                        pass
+                    case Verdict.AWAY:
+                        away_since = away_since or time.monotonic()
+                        if await self._pool.may_move(server, error, away_since):
+                            self.leave()
+                            away_since = None
+                if self.server is not None or error.verdict is Verdict.AWAY:
+                    await patience.pause(error, self.record.describe())
+
+    def leave(self) -> None:
+        """Forgets the session; its lease ends it, if it still is."""
+        if self.server is not None:
+            self.server.sessions.discard(self)
+        self.server, self.id = None, ""
+
+    def _enter(self, server: Server, id: str) -> None:
+        self.server, self.id = server, id
+        server.sessions.add(self)
+
+    async def _resume(self, patience: Patience) -> Server:
+        """Makes the session again by replay, on whichever server takes it.
+
+        Raises:
+            EpisodeLost: none does.
+        """
+        item = resume_item(self.record, secrets.token_bytes(16))
+        refused: list[Server] = []
+        while True:
+            server = await self._pool.choose(patience, refused)
+            try:
+                started = await _start_one(self._pool, server, item)
+            except StatusError as error:
+                if error.verdict is Verdict.FINAL:
+                    if error.reason in ("", "ENVIRONMENT_FAILED", "STEP_DEADLINE"):
+                        raise error.to_error(f"{self.record.describe()}: resuming by replay") from error
+                    refused.append(server)
+                    if all(other in refused for other in await self._pool.usable(patience)):
+                        raise _lost(self.record, error) from error
+                    continue
+                if error.verdict is Verdict.AWAY:
+                    server.avoid()
+                await patience.pause(error, f"{self.record.describe()}: resuming by replay")
+            else:
+                self._check_replay(started)
+                self._enter(server, started.session_id)
+                return server
+
+    def _check_replay(self, started: pb.Started) -> None:
+        state = transition_from_pb(started.state)
+        if started.step_index != len(self.record.turns) or state.digest != self.record.state.digest:
+            raise EpisodeLost(
+                f"{self.record.describe()}: the replay ended at step {started.step_index} with digest"
+                f" {state.digest.hex()}, not with {self.record.state.digest.hex()}",
+                reason="DIGEST_MISMATCH",
+            )
+
+
+def _lost(record: Record, error: StatusError) -> EpisodeLost:
+    return EpisodeLost(
+        f"{record.describe()}: its server is gone and it cannot be played again: {error.message} [{error.reason}]",
+        reason=error.reason,
+        metadata=error.metadata,
+    )

@@ -1,0 +1,355 @@
+"""Servers as a client sees them: channels, deadlines, retries, and which address a new session goes to.
+
+Every call has a deadline, and no failure is retried but these:
+
+    RPC               deadline     tried again on                                     budget
+    GetServer         5 s          UNAVAILABLE DEADLINE_EXCEEDED                      patience
+    ListEnvironments  `deadline`   UNAVAILABLE DEADLINE_EXCEEDED                      patience
+    GetEnvironment    `deadline`   UNAVAILABLE DEADLINE_EXCEEDED                      patience
+    Reset             `deadline`   UNAVAILABLE DEADLINE_EXCEEDED RESOURCE_EXHAUSTED*  patience
+    Step              `deadline`   UNAVAILABLE DEADLINE_EXCEEDED NOT_FOUND**          patience
+    Fork              `deadline`   UNAVAILABLE DEADLINE_EXCEEDED RESOURCE_EXHAUSTED* NOT_FOUND**  patience
+    Advise            `deadline`   UNAVAILABLE DEADLINE_EXCEEDED NOT_FOUND**          patience
+    KeepAlive         `deadline`   UNAVAILABLE DEADLINE_EXCEEDED NOT_FOUND**          patience
+    Close             5 s          nothing: the lease ends what could not be closed   one try
+
+*  only with RetryInfo, and after the time it names; gRPC's own size errors look the same otherwise.
+** of a session (EXPIRED, UNKNOWN): the episode is resumed by replay first, on any server.
+CANCELLED counts as UNAVAILABLE (a server that stops cancels its calls). Backoff is exponential, 0.1 s to 5 s, each
+wait shortened by up to half at random. All of it is safe: Reset and Fork carry the same request id and item each time,
+Step the same index and actions, and the others change nothing when repeated. A session's own address is tried for
+`failover` seconds, then the episode moves, where there is another address; the one left alone gets no new sessions for
+`AVOID_SECONDS`. `patience` counts anew for every call that an application makes.
+
+Knows nothing of episodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from weakref import WeakSet
+
+import grpc
+import grpc.aio
+from google.rpc import status_pb2
+
+from turngym.v1 import environment_pb2 as pb
+from turngym.v1 import environment_pb2_grpc as pb_grpc
+from turngym_client.coalesce import Coalescer
+from turngym_client.errors import ProtocolError, ServerBusy, ServerUnavailable
+from turngym_client.messages import StatusError, Verdict, server_from_pb
+from turngym_client.types import ServerInfo
+
+if TYPE_CHECKING:
+    from turngym.v1.environment_pb2_grpc import EnvironmentServiceAsyncStub
+
+SHORT_DEADLINE: Final = 5.0
+BACKOFF_FIRST: Final = 0.1
+BACKOFF_MOST: Final = 5.0
+AVOID_SECONDS: Final = 5.0
+REFRESH_SECONDS: Final = 30.0
+"""Addresses that did not answer are asked again after so long."""
+MAX_MESSAGE_BYTES: Final = 64 << 20
+MAX_BATCH_BYTES: Final = 16 << 20
+"""Actions in one request. A single larger item travels alone and is the server's to judge."""
+
+CHANNEL_OPTIONS: Final = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # A server that comes back on its port is found again within a second.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Each client finds out for itself, and the table above is the only retry there is.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+)
+
+ResultT = TypeVar("ResultT")
+
+_jitter = random.SystemRandom()
+
+
+class Patience:
+    """The time one operation may go on trying, and its backoff."""
+
+    def __init__(self, seconds: float, closing: asyncio.Event) -> None:
+        self._seconds = seconds
+        self._closing = closing
+        self._ends = time.monotonic() + seconds
+        self._attempt = 0
+
+    async def pause(self, error: StatusError, where: str) -> None:
+        """Waits before the next try.
+
+        Raises:
+            ServerUnavailable, ServerBusy: time is up, or the client is closed.
+        """
+        left = self._ends - time.monotonic()
+        if left <= 0:
+            kind = ServerBusy if error.verdict is Verdict.BUSY else ServerUnavailable
+            raise kind(
+                f"{where}: gave up after {self._seconds:g} s and {self._attempt + 1} tries;"
+                f" the last answer was {error.code_name}: {error.message}",
+                reason=error.reason,
+                metadata=error.metadata,
+            ) from error
+        delay = min(BACKOFF_MOST, BACKOFF_FIRST * 2**self._attempt) * _jitter.uniform(0.5, 1.0)
+        self._attempt += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(left, max(delay, error.retry_after or 0.0))):
+                await self._closing.wait()
+                raise ServerUnavailable("the client was closed while this was under way")
+
+
+class Server:
+    """One address: its channel, its lanes for items that may share requests, and the sessions that live there."""
+
+    def __init__(self, address: str, info: ServerInfo | None, client_id: str, deadline: float) -> None:
+        self.address = address
+        self.info = info
+        self.sessions: WeakSet[object] = WeakSet()
+        self._avoid_until = 0.0
+        self._deadline = deadline
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._stub = cast("EnvironmentServiceAsyncStub", pb_grpc.EnvironmentServiceStub(self._channel))
+        self._metadata = (("turngym-client", client_id),)
+        self._step_lanes: dict[tuple[str, bool], Coalescer[pb.StepItem, pb.StepOutcome]] = {}
+        self._advise_lane = self._lane(self._send_advise)
+
+    @property
+    def is_avoided(self) -> bool:
+        return time.monotonic() < self._avoid_until
+
+    def avoid(self) -> None:
+        """Sends new sessions elsewhere for a while, where there is an elsewhere."""
+        self._avoid_until = time.monotonic() + AVOID_SECONDS
+
+    def max_batch_items(self) -> int:
+        """Items that the server takes in one call; a cautious number until it has said so."""
+        return (self.info.max_batch_items if self.info else 0) or 64
+
+    async def get_server(self) -> pb.GetServerResponse:
+        request = pb.GetServerRequest()
+        return await _result(self._stub.GetServer(request, timeout=SHORT_DEADLINE, metadata=self._metadata))
+
+    async def list_environments(self, request: pb.ListEnvironmentsRequest) -> pb.ListEnvironmentsResponse:
+        return await _result(self._stub.ListEnvironments(request, timeout=self._deadline, metadata=self._metadata))
+
+    async def get_environment(self, request: pb.GetEnvironmentRequest) -> pb.GetEnvironmentResponse:
+        return await _result(self._stub.GetEnvironment(request, timeout=self._deadline, metadata=self._metadata))
+
+    async def reset(self, request: pb.ResetRequest) -> pb.ResetResponse:
+        return await _result(self._stub.Reset(request, timeout=self._deadline, metadata=self._metadata))
+
+    async def fork(self, request: pb.ForkRequest) -> pb.ForkResponse:
+        return await _result(self._stub.Fork(request, timeout=self._deadline, metadata=self._metadata))
+
+    async def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveResponse:
+        return await _result(self._stub.KeepAlive(request, timeout=self._deadline, metadata=self._metadata))
+
+    async def close_sessions(self, request: pb.CloseRequest) -> pb.CloseResponse:
+        return await _result(self._stub.Close(request, timeout=SHORT_DEADLINE, metadata=self._metadata))
+
+    async def step(self, environment_id: str, want_legal_actions: bool, item: pb.StepItem) -> pb.StepOutcome:
+        """The item's outcome, never pending. Shares requests with other steps of the environment."""
+        key = (environment_id, want_legal_actions)
+        if (lane := self._step_lanes.get(key)) is None:
+
+            async def send(items: Sequence[pb.StepItem], wait: float) -> Sequence[pb.StepOutcome | None]:
+                return await self._send_steps(items, wait, want_legal_actions)
+
+            lane = self._step_lanes[key] = self._lane(send)
+        return await lane.submit(item)
+
+    async def advise(self, item: pb.AdviseItem) -> pb.AdviseOutcome:
+        """The item's outcome. Shares requests with others."""
+        return await self._advise_lane.submit(item)
+
+    async def close(self, error: Exception) -> None:
+        """Closes the channel; whoever still waits gets `error`."""
+        for lane in (*self._step_lanes.values(), self._advise_lane):
+            await lane.close(error)
+        await self._channel.close()
+
+    def _lane(
+        self, send: Callable[[Sequence[Any], float], Awaitable[Sequence[ResultT | None]]]
+    ) -> Coalescer[Any, ResultT]:
+        return Coalescer(send, max_items=self.max_batch_items, max_bytes=MAX_BATCH_BYTES, size=_byte_size)
+
+    async def _send_steps(
+        self, items: Sequence[pb.StepItem], wait: float, want_legal_actions: bool
+    ) -> Sequence[pb.StepOutcome | None]:
+        request = pb.StepRequest(items=items, max_wait_seconds=wait, want_legal_actions=want_legal_actions)
+        response = await _result(self._stub.Step(request, timeout=self._deadline, metadata=self._metadata))
+        return [None if outcome.HasField("pending") else outcome for outcome in matched(items, response.outcomes)]
+
+    async def _send_advise(self, items: Sequence[pb.AdviseItem], wait: float) -> Sequence[pb.AdviseOutcome | None]:
+        request = pb.AdviseRequest(items=items)
+        response = await _result(self._stub.Advise(request, timeout=self._deadline, metadata=self._metadata))
+        return matched(items, response.outcomes)
+
+
+def matched(items: Sequence[object], outcomes: Sequence[ResultT]) -> Sequence[ResultT]:
+    """The outcomes. Raises ProtocolError unless there is one for each item."""
+    if len(outcomes) != len(items):
+        raise ProtocolError(f"the server answered {len(items)} items with {len(outcomes)} outcomes")
+    return outcomes
+
+
+def _byte_size(item: pb.StepItem | pb.AdviseItem) -> int:
+    return item.ByteSize()
+
+
+async def _result(call: Awaitable[ResultT]) -> ResultT:
+    """The call's reply; a StatusError in place of gRPC's own."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise StatusError(_status_of(error), of_item=False) from error
+    except asyncio.CancelledError:
+        # gRPC also cancels the calls of a channel that is closed; that is no cancellation of the waiting task.
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            raise
+        raise ServerUnavailable("the client was closed while this was under way") from None
+
+
+def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+            return status_pb2.Status.FromString(value)
+    code = cast("tuple[int, str]", error.code().value)[0]
+    return status_pb2.Status(code=code, message=error.details() or "")
+
+
+class Pool:
+    """The addresses that a client was given, and the workers found behind them.
+
+    Args:
+        addresses: host:port of one server or several that serve the same environments.
+        deadline: seconds of one call, by the table above.
+        patience: seconds that an operation goes on trying.
+        failover: seconds for which a session's own address is tried before its episode moves to another.
+    """
+
+    def __init__(self, addresses: Sequence[str], *, deadline: float, patience: float, failover: float) -> None:
+        if not addresses:
+            raise ValueError("no address given; expected at least one host:port")
+        self.failover = failover
+        self.deadline = deadline
+        self._patience = patience
+        self._closing = asyncio.Event()
+        self._given = tuple(dict.fromkeys(addresses))
+        self._client_id = secrets.token_hex(16)
+        self._servers: dict[str, Server] = {}
+        self._usable: list[Server] = []
+        self._discovery = asyncio.Lock()
+        self._discovered_at = -REFRESH_SECONDS
+        self._unanswered: StatusError | None = None
+
+    def patience(self) -> Patience:
+        """What one operation may spend on trying."""
+        return Patience(self._patience, self._closing)
+
+    async def choose(self, patience: Patience, avoid: Collection[Server] = ()) -> Server:
+        """The address with the fewest of this client's episodes, if possible neither in `avoid` nor known to be away.
+
+        Raises:
+            ServerUnavailable: none answered within `patience`.
+        """
+        candidates = await self.candidates(patience)
+        return min(
+            [server for server in candidates if server not in avoid] or candidates,
+            key=lambda server: len(server.sessions),
+        )
+
+    async def candidates(self, patience: Patience) -> Sequence[Server]:
+        """Where new sessions may go: addresses not known to be away, or all where every one is."""
+        usable = await self.usable(patience)
+        return [server for server in usable if not server.is_avoided] or usable
+
+    async def usable(self, patience: Patience) -> Sequence[Server]:
+        """Every address that answered when last asked, at least one."""
+        self.check_open()
+        if self._unanswered and time.monotonic() - self._discovered_at > REFRESH_SECONDS:
+            await self.discover()
+        while not self._usable:
+            await self.discover()
+            if self._unanswered and not self._usable:
+                await patience.pause(self._unanswered, f"connecting to {', '.join(self._given)}")
+            self.check_open()
+        return self._usable
+
+    async def discover(self) -> None:
+        """Asks every given address for its workers."""
+        began = time.monotonic()
+        async with self._discovery:
+            if self._discovered_at > began:
+                return
+            answers = await asyncio.gather(*map(self._ask, self._given))
+            found = [server for answer in answers if not isinstance(answer, StatusError) for server in answer]
+            errors = [answer for answer in answers if isinstance(answer, StatusError)]
+            self._usable = list(dict.fromkeys(found)) or self._usable
+            self._unanswered = errors[0] if errors else None
+            self._discovered_at = time.monotonic()
+
+    async def may_move(self, server: Server, error: StatusError, failing_since: float) -> bool:
+        """Whether to give `server` up for another address, after `error`; if so, it is avoided from now on."""
+        patient = time.monotonic() - failing_since < self.failover
+        if patient and not server.is_avoided and error.reason != "DRAINING":
+            return False
+        if not self._has_other(server):
+            # The front of this worker may have come back with other workers.
+            await self.discover()
+        if self._has_other(server):
+            server.avoid()
+            return True
+        return False
+
+    def _has_other(self, server: Server) -> bool:
+        return any(other is not server for other in self._usable)
+
+    @property
+    def closed(self) -> bool:
+        return self._closing.is_set()
+
+    def check_open(self) -> None:
+        """Raises ServerUnavailable once the client is closed."""
+        if self.closed:
+            raise ServerUnavailable("the client is closed")
+
+    async def close(self) -> None:
+        """Closes every channel. Idempotent."""
+        self._closing.set()
+        error = ServerUnavailable("the client was closed while this was under way")
+        servers, self._servers, self._usable = list(self._servers.values()), {}, []
+        await asyncio.gather(*(server.close(error) for server in servers))
+
+    async def _ask(self, given: str) -> Sequence[Server] | StatusError:
+        try:
+            front = self._server(given)
+            front.info = server_from_pb(await front.get_server())
+        except StatusError as error:
+            return error
+        workers = [self._server(_reachable(address, given)) for address in front.info.addresses] or [front]
+        for worker in workers:
+            worker.info = front.info
+        return workers
+
+    def _server(self, address: str) -> Server:
+        self.check_open()
+        if (server := self._servers.get(address)) is None:
+            server = self._servers[address] = Server(address, None, self._client_id, self.deadline)
+        return server
+
+
+def _reachable(worker: str, given: str) -> str:
+    """A worker's address as this client can reach it: one that listens on every interface is where its front is."""
+    host, _, port = worker.rpartition(":")
+    return f"{given.rpartition(':')[0]}:{port}" if host in ("", "0.0.0.0", "[::]") else worker  # noqa: S104
