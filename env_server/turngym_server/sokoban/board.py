@@ -1,10 +1,12 @@
-"""Boards, levels, and what two boards have in common when one is the other turned or mirrored."""
+"""Boards, levels, and sets of cells."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
+
+from turngym_server.symmetry import least_symmetry
 
 DIRECTIONS: Final = ("Up", "Down", "Left", "Right")
 
@@ -89,13 +91,3 @@ def canonical(board: Board, player: int) -> bytes:
     for row, column in places:
         rows[row - top][column - left] = "." if board.targets >> row * stride + column & 1 else " "
     return least_symmetry(["".join(row) for row in rows]).encode()
-
-
-def least_symmetry(rows: list[str]) -> str:
-    """The least, as text, of the 8 ways to turn and mirror rows of equal length."""
-    transposed = ["".join(column) for column in zip(*rows, strict=True)]
-    forms: list[str] = []
-    for form in (rows, transposed):
-        mirrored = [row[::-1] for row in form]
-        forms += ("\n".join(form), "\n".join(form[::-1]), "\n".join(mirrored), "\n".join(mirrored[::-1]))
-    return min(forms)

@@ -1,0 +1,1 @@
+"""Frozen lakes without an environment around them: cells, drawing, and exact values of play."""
