@@ -1,0 +1,186 @@
+"""The command `env_server`: serves environments until it is told to stop."""
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Final, cast
+
+import typer
+
+import turngym
+from turngym_server.discovery import ALL, find_specs
+from turngym_server.environment import EnvironmentSpec
+from turngym_server.host import EnvironmentHost, nearest
+from turngym_server.service import DEFAULT_SPLITS, Server, ServerConfig
+from turngym_server.splits import Split
+
+USAGE_ERROR: Final = 2
+UsageError: Final = cast("type[Exception]", typer.BadParameter.__bases__[0])
+"""What typer raises for wrong arguments. Depending on its release it is click's, or that of a copy of click."""
+_DEFAULTS: Final = ServerConfig(port=50_051)
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command()
+def serve(
+    env: Annotated[
+        list[str] | None,
+        typer.Option(help="Environment to serve: an id, `all`, or package.module:Class. May be given several times."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULTS.host,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 takes a free one and prints it.")] = (
+        _DEFAULTS.port
+    ),
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="An operator's option, key=value, or id.key=value where several environments have it."),
+    ] = None,
+    splits: Annotated[
+        str, typer.Option(help="Splits to serve, of train, validation, held_out, all; separated by commas.")
+    ] = ",".join(split.value for split in Split if split in DEFAULT_SPLITS),
+    max_sessions: Annotated[int, typer.Option(min=1, help="Sessions held at once.")] = _DEFAULTS.max_sessions,
+    max_sessions_per_caller: Annotated[
+        int | None, typer.Option(min=1, help="Sessions of one caller.  [default: as many as in all]")
+    ] = None,
+    lease_seconds: Annotated[
+        float, typer.Option(min=0.001, help="A session untouched for so long is dropped.")
+    ] = _DEFAULTS.lease_seconds,
+    grace_seconds: Annotated[
+        float, typer.Option(min=0.0, help="How long running turns may take after SIGTERM.")
+    ] = _DEFAULTS.grace_seconds,
+    list_environments: Annotated[bool, typer.Option("--list", help="Print the environments there are.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Serves text environments for LLM agents over gRPC."""
+    if version:
+        typer.echo(turngym.__version__)
+        return
+    if list_environments:
+        for spec in find_specs([ALL]):
+            typer.echo(f"{spec.id:24} {spec.version:8} {spec.summary}")
+        return
+    if not env:
+        raise ValueError("nothing to serve: give --env ID, --env all, or see --list")
+    specs = find_specs(env)
+    given = route_options(option or [], specs)
+    config = ServerConfig(
+        host=host,
+        port=port,
+        splits=parse_splits(splits),
+        max_sessions=max_sessions,
+        max_sessions_per_caller=max_sessions_per_caller,
+        lease_seconds=lease_seconds,
+        grace_seconds=grace_seconds,
+    )
+    hosts = [EnvironmentHost(spec, given[spec.id]) for spec in specs]
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    asyncio.run(run(Server(hosts, config)))
+
+
+async def run(server: Server) -> None:
+    """Serves until SIGTERM or SIGINT, then drains; a second signal stops at once."""
+    await server.start()
+    ids = ", ".join(server.service.hosts)
+    print(f"env_server {turngym.__version__} listening on {server.address} serving {ids}", flush=True)
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    await told.wait()
+    told.clear()
+    draining = loop.create_task(server.drain())
+    hurried = loop.create_task(told.wait())
+    await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
+    if not draining.done():
+        draining.cancel()
+        await server.stop()
+    hurried.cancel()
+
+
+def parse_splits(text: str) -> frozenset[Split]:
+    """Splits named in a list separated by commas.
+
+    Raises:
+        ValueError: one is unknown, or there is none.
+    """
+    known = [split.value for split in Split]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            close = nearest(name, known)
+            raise ValueError(f"unknown split {name!r}{f'; did you mean {close!r}?' if close else ''} Known: {known}")
+    if not names:
+        raise ValueError(f"no split to serve; expected some of {known}")
+    return frozenset(Split(name) for name in names)
+
+
+def route_options(given: Sequence[str], specs: Sequence[EnvironmentSpec]) -> dict[str, dict[str, object]]:
+    """Operator options for each environment id.
+
+    Args:
+        given: `key=value` or `id.key=value`; a value that is JSON is read as such, else it is text.
+
+    Raises:
+        ValueError: one is malformed, or no environment served, or several, have it.
+    """
+    routed: dict[str, dict[str, object]] = {spec.id: {} for spec in specs}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--option {text!r}: expected key=value")
+        owners = [spec for spec in specs if key in spec.operator_options.model_fields]
+        if not owners:
+            owners = [
+                spec
+                for spec in specs
+                if key.startswith(f"{spec.id}.") and key[len(spec.id) + 1 :] in spec.operator_options.model_fields
+            ]
+        if not owners:
+            raise ValueError(_unknown_option(key, specs))
+        if len(owners) > 1:
+            raise ValueError(
+                f"option {key!r} belongs to several environments: say which, "
+                f"{' or '.join(f'{spec.id}.{key}' for spec in owners)}"
+            )
+        owner = owners[0]
+        routed[owner.id][key.removeprefix(f"{owner.id}.")] = _option_value(value)
+    return routed
+
+
+def _unknown_option(key: str, specs: Sequence[EnvironmentSpec]) -> str:
+    for spec in specs:
+        if key.removeprefix(f"{spec.id}.") in spec.options.model_fields:
+            return f"option {key!r} of {spec.id} belongs to the episode: clients set it, not the operator"
+    known = sorted({name for spec in specs for name in spec.operator_options.model_fields})
+    close = nearest(key, known)
+    return f"unknown option {key!r}{f'; did you mean {close!r}?' if close else '.'} Known: {', '.join(known) or 'none'}"
+
+
+def _option_value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command; on a wrong argument prints one line and exits with status 2."""
+    try:
+        app(args=None if arguments is None else list(arguments), standalone_mode=False)
+    except UsageError as error:
+        _exit(str(error))
+    except (OSError, ValueError) as error:
+        _exit(str(error))
+
+
+def _exit(message: str) -> None:
+    print(f"env_server: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(USAGE_ERROR)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Finds environments by name: ours, a third party's by entry point, or a class by its path."""
+
+import importlib
+import importlib.metadata
+import pkgutil
+from collections.abc import Sequence
+from typing import Final
+
+import turngym_server.envs
+from turngym_server.environment import REGISTRY, EnvironmentSpec
+from turngym_server.host import nearest
+
+ENTRY_POINTS: Final = "turngym.environments"
+"""Group of entry points whose modules or classes register environments when they are loaded."""
+ALL: Final = "all"
+
+
+def load_own() -> None:
+    """Registers every environment in `turngym_server.envs`."""
+    for module in pkgutil.iter_modules(turngym_server.envs.__path__, "turngym_server.envs."):
+        importlib.import_module(module.name)
+
+
+def load_third_party() -> None:
+    """Registers the environments of other installed packages.
+
+    Raises:
+        ValueError: one cannot be loaded.
+    """
+    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            entry_point.load()
+        except Exception as error:
+            raise ValueError(f"entry point {entry_point.name!r} ({entry_point.value}) failed: {error}") from error
+
+
+def find_specs(names: Sequence[str]) -> list[EnvironmentSpec]:
+    """The environments of these names, each once, in order.
+
+    Args:
+        names: ids, `package.module:Class`, or `all`.
+
+    Raises:
+        ValueError: there is none of a name, or it cannot be imported.
+    """
+    load_own()
+    if any(name not in REGISTRY for name in names):
+        load_third_party()
+    found: dict[str, EnvironmentSpec] = {}
+    for name in names:
+        for spec in _specs_of(name):
+            found[spec.id] = spec
+    return list(found.values())
+
+
+def _specs_of(name: str) -> list[EnvironmentSpec]:
+    if name == ALL:
+        return [REGISTRY[id] for id in sorted(REGISTRY)]  # noqa: A001
+    if name in REGISTRY:
+        return [REGISTRY[name]]
+    module, colon, attribute = name.partition(":")
+    if not colon or not all(part.isidentifier() for part in module.split(".")):
+        close = nearest(name, REGISTRY)
+        raise ValueError(
+            f"no environment {name!r}{f'; did you mean {close!r}?' if close else '.'} "
+            f"Known: {', '.join(sorted(REGISTRY))}; or package.module:Class"
+        )
+    try:
+        environment = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"environment {name!r} cannot be imported: {error}") from error
+    specs = [spec for spec in REGISTRY.values() if spec.environment is environment]
+    if not specs:
+        raise ValueError(f"{name!r} is not an environment decorated with @register")
+    return specs

@@ -1,0 +1,358 @@
+"""Starts and resumes episodes of one environment: options, limits, splits, seeds, instances.
+
+Knows nothing of sessions, time or the network. Everything here may be called from any thread.
+"""
+
+import contextlib
+import difflib
+import functools
+import hashlib
+import json
+import math
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from turngym_server.digest import canonical_json, first_digest
+from turngym_server.environment import Catalogue, Environment, EnvironmentSpec, Limits, Options, Start
+from turngym_server.episode import Episode, NoiseSegment, Turn, checked_observation, finite_metrics
+from turngym_server.errors import ItemError, Reason
+from turngym_server.reference import (
+    LEAST_HELD_OUT_WORLDS,
+    NOTHING,
+    Score,
+    WorldCount,
+    read_reference,
+)
+from turngym_server.rng import LEVEL_STREAM, Rng
+from turngym_server.splits import Split, split_of, world_id
+
+MAX_DRAWS: Final = 1_000
+"""Draws of an instance until one of the asked split comes."""
+MAX_OPTIONS_BYTES: Final = 64 * 1024
+
+_LIMIT_NAMES: Final = ("max_turns", "max_actions", "max_actions_per_turn")
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedOptions:
+    """An episode's options, and the canonical JSON that names them."""
+
+    model: Options
+    json: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedLimits:
+    """Limits as a client asks for them; 0: the instance's or the environment's default."""
+
+    max_turns: int = 0
+    max_actions: int = 0
+    max_actions_per_turn: int = 0
+    wall_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """An episode to start.
+
+    Attributes:
+        noise: at least one segment; the first from step 1, the others from a step that `turns` leads up to.
+        turns: actions of each turn to play again.
+        digest: what playing them must lead to; None where nothing is resumed.
+    """
+
+    options: ResolvedOptions
+    limits: RequestedLimits
+    split: Split
+    level_seed: int
+    noise: tuple[NoiseSegment, ...]
+    turns: tuple[tuple[str, ...], ...] = ()
+    digest: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedEpisode:
+    """An episode that stands where its plan wanted it, with the last turn's result (or the reset's)."""
+
+    episode: Episode
+    state: Turn
+    last_actions: tuple[str, ...] | None
+    instance_id: str
+    world_id: str
+
+
+class EnvironmentHost:
+    """One environment as an operator serves it.
+
+    Args:
+        spec: from the registry.
+        operator: what `--option` set, by name.
+
+    Raises:
+        ValueError: an operator option is unknown or malformed, or what it names cannot be read.
+    """
+
+    def __init__(self, spec: EnvironmentSpec, operator: Mapping[str, object] | None = None) -> None:
+        self.spec = spec
+        try:
+            options = spec.operator_options.model_validate(dict(operator or {}))
+        except ValidationError as error:
+            raise ValueError(f"{spec.id}: {_first_fault(error, spec.operator_options)}") from error
+        self._catalogue = spec.environment.open_catalogue(options)
+        self._reference = NOTHING if self._catalogue else read_reference(spec)
+        self._catalogue_splits = _catalogue_splits(spec, self._catalogue) if self._catalogue else {}
+        # Bound here, so that a cache lives as long as its host.
+        self.resolve_options = functools.lru_cache(maxsize=256)(self._resolve_options)
+        self.instructions = functools.lru_cache(maxsize=256)(self._instructions)
+
+    def _resolve_options(self, options_json: str) -> ResolvedOptions:
+        """Options from a client's JSON object; "" means all defaults.
+
+        Raises:
+            ItemError: INVALID_OPTIONS.
+        """
+        if len(options_json) > MAX_OPTIONS_BYTES:
+            raise _invalid_options(f"options of {len(options_json)} characters; expected at most {MAX_OPTIONS_BYTES}")
+        try:
+            given: object = json.loads(options_json or "{}", parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise _invalid_options(f"options are no JSON: {error}") from error
+        if not isinstance(given, dict):
+            raise _invalid_options(f"options must be a JSON object, not {options_json[:100]}")
+        try:
+            model = self.spec.options.model_validate(given)
+            resolved = canonical_json(model.model_dump(mode="json"))
+            resolved.encode()
+        except ValidationError as error:
+            raise self._option_error(error) from error
+        except (ValueError, RecursionError) as error:
+            raise _invalid_options(f"options of {self.spec.id} cannot be written as JSON in UTF-8: {error}") from error
+        return ResolvedOptions(model, resolved)
+
+    def _option_error(self, error: ValidationError) -> ItemError:
+        unknown = [str(fault["loc"][0]) for fault in error.errors() if fault["type"] == "extra_forbidden"]
+        if unknown and unknown[0] in self.spec.operator_options.model_fields:
+            return _invalid_options(f"{unknown[0]!r} of {self.spec.id} is set by the server's operator, not by clients")
+        return _invalid_options(f"{self.spec.id}: {_first_fault(error, self.spec.options)}")
+
+    def _instructions(self, options_json: str, limits: Limits) -> str:
+        """What an agent has to be told, for resolved options."""
+        return self.spec.environment.instructions(self.resolve_options(options_json).model, limits)
+
+    def resolve_limits(self, requested: RequestedLimits, default: Limits | None = None) -> Limits:
+        """Limits with defaults filled in, from `default` or else the spec.
+
+        Raises:
+            ItemError: INVALID_ITEM, where one is over its cap, negative or no number.
+        """
+        default = default or self.spec.limits
+        caps = self.spec.caps
+        for name in _LIMIT_NAMES:
+            asked, cap = getattr(requested, name), getattr(caps, name)
+            if asked > cap:
+                raise _invalid_item(f"{name} {asked} of {self.spec.id}: expected at most {cap}")
+        seconds = requested.wall_seconds
+        if not math.isfinite(seconds) or seconds < 0 or (caps.wall_seconds is not None and seconds > caps.wall_seconds):
+            raise _invalid_item(
+                f"wall_seconds {seconds} of {self.spec.id}: expected 0 (the default) to {caps.wall_seconds}"
+            )
+        return Limits(
+            max_turns=requested.max_turns or default.max_turns,
+            max_actions=requested.max_actions or default.max_actions,
+            max_actions_per_turn=requested.max_actions_per_turn or default.max_actions_per_turn,
+            wall_seconds=seconds or default.wall_seconds,
+        )
+
+    def splits(self, options_json: str, offered: Collection[Split]) -> tuple[Split, ...]:
+        """Splits served under resolved options: of those that the operator offers, or `all` alone.
+
+        Where there are too few worlds to divide, `all` is the only split and is served whatever is offered.
+        """
+        if not self.divides(options_json):
+            return (Split.ALL,)
+        return tuple(split for split in Split if split in offered)
+
+    def world_count(self, options_json: str, split: Split) -> WorldCount | None:
+        """Distinct worlds of a split under resolved options; None: never counted."""
+        if self._catalogue is None:
+            return self._reference.worlds.get((options_json, split))
+        worlds = {self._catalogue.worlds[level] for level in self._catalogue_splits[split]}
+        return WorldCount(worlds=len(worlds), exact=True)
+
+    def scores(self, options_json: str, limits: Limits, split: Split) -> tuple[Score | None, Score | None]:
+        """(floor, ceiling) for exactly these options, limits and split; None: not measured."""
+        return self._reference.scores.get((options_json, limits, split), (None, None))
+
+    def divides(self, options_json: str) -> bool:
+        """Whether there are enough worlds under resolved options to divide them into splits."""
+        if self._catalogue is None:
+            return self._reference.divides(options_json)
+        held_out = self.world_count(options_json, Split.HELD_OUT)
+        return held_out is not None and held_out.worlds >= LEAST_HELD_OUT_WORLDS
+
+    def draw_level_seed(self, split: Split) -> int:
+        """A level seed nobody has chosen.
+
+        Raises:
+            ItemError: NO_SUCH_INSTANCE, where the catalogue has no level of the split.
+        """
+        if self._catalogue is None:
+            return secrets.randbits(64)
+        levels = self._catalogue_splits[split]
+        if not levels:
+            raise self._past_the_end(0, split)
+        return secrets.randbelow(len(levels))
+
+    def start(self, plan: Plan, now: float) -> StartedEpisode:
+        """Starts an episode and plays again what the plan says.
+
+        Args:
+            now: when wall-clock seconds are counted from.
+
+        Raises:
+            ItemError: NO_SUCH_INSTANCE or DIGEST_MISMATCH.
+            Exception: whatever the environment raises.
+        """
+        environment = self.spec.environment(plan.options.model)
+        try:
+            return self._start(environment, plan, now)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                environment.close()
+            raise
+
+    def _start(self, environment: Environment[Any], plan: Plan, now: float) -> StartedEpisode:
+        start, world = self._instance(environment, plan.split, plan.level_seed)
+        limits = self.resolve_limits(plan.limits, start.limits)
+        observation = checked_observation(start.observation)
+        digest = first_digest(
+            canonical_json(
+                {
+                    "environment": self.spec.id,
+                    "version": self.spec.version,
+                    "split_epoch": self.spec.split_epoch,
+                    "split": plan.split.value,
+                    "options": json.loads(plan.options.json),
+                    "limits": asdict(limits),
+                    "level_seed": str(plan.level_seed),
+                }
+            ),
+            plan.noise[0].noise_seed,
+            observation,
+        )
+        episode = Episode(environment, limits=limits, noise=plan.noise[0], digest=digest, started=now)
+        state = Turn(observation, digest, metrics=finite_metrics(start.metrics))
+        if plan.digest is not None:
+            state = self._replay(episode, state, plan, plan.digest, now)
+        return StartedEpisode(
+            episode=episode,
+            state=state,
+            last_actions=plan.turns[-1] if plan.turns else None,
+            instance_id=self._instance_id(plan.options, observation, world),
+            world_id=world_id(self.spec.family, self.spec.split_epoch, world),
+        )
+
+    def _instance(self, environment: Environment[Any], split: Split, level_seed: int) -> tuple[Start, bytes]:
+        """Leaves `environment` at the instance that the seed names, and returns its start and world."""
+        if self._catalogue is not None:
+            levels = self._catalogue_splits[split]
+            if level_seed >= len(levels):
+                raise self._past_the_end(level_seed, split)
+            level = levels[level_seed]
+            return environment.load(self._catalogue.levels[level]), self._catalogue.worlds[level]
+        for draw in range(MAX_DRAWS):
+            start = environment.reset(Rng(level_seed, LEVEL_STREAM + draw))
+            world = environment.world()
+            if split is Split.ALL or split_of(self.spec.family, self.spec.split_epoch, world) is split:
+                return start, world
+        raise ItemError(
+            Reason.NO_SUCH_INSTANCE,
+            f"{self.spec.id} drew no instance of split {split.value} in {MAX_DRAWS} draws from level seed "
+            f"{level_seed}: these options leave too few worlds; ask for split all or other options",
+        )
+
+    def _past_the_end(self, level_seed: int, split: Split) -> ItemError:
+        count = len(self._catalogue_splits[split])
+        return ItemError(
+            Reason.NO_SUCH_INSTANCE,
+            f"level seed {level_seed} of {self.spec.id}: the operator's levels hold {count} of split {split.value}, "
+            f"seeds {f'0 to {count - 1}' if count else 'none'}",
+            metadata={"count": str(count)},
+        )
+
+    def _replay(self, episode: Episode, state: Turn, plan: Plan, digest: bytes, now: float) -> Turn:
+        """Plays the plan's turns, and checks that they lead where they led before."""
+        segments = list(plan.noise[1:])
+        for step_index, actions in enumerate(plan.turns, start=1):
+            _enter_noise(episode, segments, step_index)
+            if episode.ended:
+                raise ItemError(
+                    Reason.DIGEST_MISMATCH,
+                    f"the episode of {self.spec.id} ended after turn {step_index - 1}, but {len(plan.turns)} were sent",
+                )
+            state = episode.play(actions, now)
+        _enter_noise(episode, segments, len(plan.turns) + 1)
+        state.digest = episode.digest
+        if episode.digest != digest:
+            raise ItemError(
+                Reason.DIGEST_MISMATCH,
+                f"replaying {len(plan.turns)} turns of {self.spec.id} {self.spec.version} led to digest "
+                f"{episode.digest.hex()}, not {digest.hex()}: seeds, options, limits or actions differ, "
+                "or the environment changed without a new version",
+            )
+        return state
+
+    def _instance_id(self, options: ResolvedOptions, observation: str, world: bytes) -> str:
+        named = canonical_json(
+            {
+                "environment": self.spec.id,
+                "version": self.spec.version,
+                "options": json.loads(options.json),
+                "level": observation + world.hex(),
+            }
+        )
+        return hashlib.sha256(b"turngym-instance/1\0" + named.encode()).digest()[:16].hex()
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """The known name most like `name`, or ""."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.4)), "")
+
+
+def _enter_noise(episode: Episode, segments: list[NoiseSegment], step_index: int) -> None:
+    """Sets the noise of the segments that begin at `step_index`, the next turn to be played."""
+    while segments and segments[0].from_step == step_index:
+        episode.change_noise(segments.pop(0).noise_seed)
+
+
+def _catalogue_splits(spec: EnvironmentSpec, catalogue: Catalogue) -> dict[Split, Sequence[int]]:
+    """Indices of the levels of each split, in file order."""
+    splits = [split_of(spec.family, spec.split_epoch, world) for world in catalogue.worlds]
+    return {split: [index for index, own in enumerate(splits) if split is Split.ALL or own is split] for split in Split}
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number in JSON")
+
+
+def _first_fault(error: ValidationError, model: type[Options]) -> str:
+    """What is wrong with the first bad option, in one line."""
+    fault = error.errors()[0]
+    name = ".".join(str(part) for part in fault["loc"]) or "options"
+    if fault["type"] != "extra_forbidden":
+        return f"option {name!r}: {fault['msg']}; got {str(fault['input'])[:100]!r}"
+    known = sorted(model.model_fields)
+    hint = f"; did you mean {close!r}?" if (close := nearest(name, known)) else ""
+    return f"unknown option {name!r}{hint} Known: {', '.join(known) or 'none'}."
+
+
+def _invalid_options(message: str) -> ItemError:
+    return ItemError(Reason.INVALID_OPTIONS, message)
+
+
+def _invalid_item(message: str) -> ItemError:
+    return ItemError(Reason.INVALID_ITEM, message)

@@ -1,0 +1,629 @@
+"""The RPCs of `EnvironmentService`, and the server that answers them.
+
+Requests and replies are handled as bytes: an undecodable item fails alone, and outcomes leave as they were stored.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+from google.rpc import status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+import turngym
+from turngym.v1 import environment_pb2 as pb
+from turngym_server import messages, wire
+from turngym_server.batches import (
+    MAX_BATCH_ITEMS,
+    decode,
+    decode_ids,
+    decoded,
+    first_then_stragglers,
+    once,
+    reply,
+    request_id_of,
+    reset_error,
+    session_id_of,
+    step_error,
+    step_pending,
+)
+from turngym_server.digest import canonical_json, encode_actions
+from turngym_server.environment import Limits
+from turngym_server.episode import MAX_ACTION_BYTES, MAX_OBSERVATION_BYTES
+from turngym_server.errors import ItemError, Reason
+from turngym_server.host import EnvironmentHost, Plan
+from turngym_server.requests import (
+    check_request_id,
+    find_host,
+    item_fingerprint,
+    read_reset,
+    requested_limits,
+    wait_seconds,
+)
+from turngym_server.session import (
+    ENVIRONMENT_ERRORS,
+    Identity,
+    Runtime,
+    Session,
+    fingerprint_of,
+    list_legal,
+)
+from turngym_server.splits import Split
+from turngym_server.table import Creation, SessionTable
+from turngym_server.threads import Overrun, Threads
+from turngym_server.wire import Undecodable
+
+log: Final = logging.getLogger(__name__)
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
+MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+ITEMS_BETWEEN_YIELDS: Final = 64
+"""Turns played on the event loop before others get it."""
+CALLER_KEY: Final = "turngym-client"
+"""Metadata key by which a client names itself."""
+DEFAULT_SPLITS: Final = frozenset({Split.TRAIN, Split.VALIDATION})
+MAX_PAGE: Final = 1_000
+DEFAULT_PAGE: Final = 100
+
+Context = grpc.aio.ServicerContext[Any, Any]
+ItemT = TypeVar("ItemT", bound=Message)
+
+_STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """How a server runs.
+
+    Attributes:
+        port: 0 takes a free one.
+        splits: offered to clients, where an environment has worlds enough to divide.
+        max_sessions: held at once. max_sessions_per_caller: None: as many.
+        lease_seconds: a session untouched for so long is dropped.
+        grace_seconds: how long a draining server waits for running turns.
+        threads: turns of environments that are not inline, played at once.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    splits: Collection[Split] = DEFAULT_SPLITS
+    max_sessions: int = 4_096
+    max_sessions_per_caller: int | None = None
+    lease_seconds: float = 600.0
+    grace_seconds: float = 10.0
+    threads: int = 64
+
+
+def caller_of(context: Context) -> str:
+    """Who calls: the id that the client chose for itself, or "" for all who chose none."""
+    for key, value in context.invocation_metadata() or ():
+        if key == CALLER_KEY:
+            return value if isinstance(value, str) else value.hex()
+    return ""
+
+
+class EnvironmentService:
+    """The RPCs, over sessions and hosts. Lives on one event loop."""
+
+    def __init__(
+        self, hosts: Sequence[EnvironmentHost], config: ServerConfig, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.hosts: Mapping[str, EnvironmentHost] = {
+            host.spec.id: host for host in sorted(hosts, key=lambda host: host.spec.id)
+        }
+        self.draining = False
+        self.runtime = Runtime(clock, Threads(config.threads))
+        self.table = SessionTable(
+            max_sessions=config.max_sessions,
+            max_sessions_per_caller=config.max_sessions_per_caller or config.max_sessions,
+            lease_seconds=config.lease_seconds,
+            clock=clock,
+            tag=secrets.token_hex(4),
+        )
+        self._splits = frozenset(config.splits)
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """What a gRPC server needs to serve the RPCs."""
+        methods: dict[str, Callable[[bytes, Context], Awaitable[bytes]]] = {
+            "GetServer": self.get_server,
+            "ListEnvironments": self.list_environments,
+            "GetEnvironment": self.get_environment,
+            "Reset": self.reset,
+            "Step": self.step,
+            "Fork": self.fork,
+            "Advise": self.advise,
+            "KeepAlive": self.keep_alive,
+            "Close": self.close,
+        }
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {name: grpc.unary_unary_rpc_method_handler(_guarded(name, method)) for name, method in methods.items()},
+        )
+
+    # What is served
+
+    async def get_server(self, data: bytes, context: Context) -> bytes:
+        pb.GetServerRequest.FromString(data)
+        offered = {
+            split for host in self.hosts.values() for split in host.splits(host.resolve_options("").json, self._splits)
+        }
+        return pb.GetServerResponse(
+            version=turngym.__version__,
+            splits=[messages.SPLITS[split] for split in Split if split in offered],
+            max_sessions=self.table.max_sessions,
+            sessions=self.table.held,
+            lease_seconds=self.table.lease_seconds,
+            max_batch_items=MAX_BATCH_ITEMS,
+            max_action_bytes=MAX_ACTION_BYTES,
+            max_observation_bytes=MAX_OBSERVATION_BYTES,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+        ).SerializeToString()
+
+    async def list_environments(self, data: bytes, context: Context) -> bytes:
+        request = pb.ListEnvironmentsRequest.FromString(data)
+        size = request.page_size or DEFAULT_PAGE
+        if size > MAX_PAGE:
+            raise ItemError(Reason.INVALID_ITEM, f"page_size {size}; expected at most {MAX_PAGE}")
+        left = [host.spec for host in self.hosts.values() if host.spec.id > request.page_token]
+        page = left[:size]
+        return pb.ListEnvironmentsResponse(
+            environments=[
+                pb.EnvironmentSummary(id=spec.id, version=spec.version, family=spec.family, summary=spec.summary)
+                for spec in page
+            ],
+            next_page_token=page[-1].id if len(left) > size else "",
+        ).SerializeToString()
+
+    async def get_environment(self, data: bytes, context: Context) -> bytes:
+        request = pb.GetEnvironmentRequest.FromString(data)
+        host = find_host(self.hosts, request.environment_id)
+        spec = host.spec
+        options_json = host.resolve_options(request.options_json).json
+        limits = host.resolve_limits(requested_limits(request.limits))
+        served = host.splits(options_json, self._splits)
+        return pb.GetEnvironmentResponse(
+            environment=pb.EnvironmentSpec(
+                id=spec.id,
+                version=spec.version,
+                family=spec.family,
+                summary=spec.summary,
+                options_schema_json=canonical_json(spec.options.model_json_schema()),
+                options_json=options_json,
+                instructions=host.instructions(options_json, limits),
+                action_separator=spec.action_separator,
+                action_kind=messages.ACTION_KINDS[spec.action_kind],
+                tools_json=spec.tools,
+                limits=messages.limits(limits),
+                caps=messages.limits(spec.caps),
+                determinism=messages.DETERMINISMS[spec.determinism],
+                splits=[_split_info(host, options_json, limits, split, split in served) for split in Split],
+                split_epoch=spec.split_epoch,
+                step_deadline_seconds=spec.step_deadline,
+            )
+        ).SerializeToString()
+
+    # Sessions that begin
+
+    async def reset(self, data: bytes, context: Context) -> bytes:
+        request, items = decode(pb.ResetRequest, pb.ResetItem, data)
+        waiting = wait_seconds(request.max_wait_seconds)
+
+        def prepare(item: pb.ResetItem) -> Callable[[str], Awaitable[Session]]:
+            host, plan = read_reset(item, self.hosts, self._splits)
+            return lambda caller: self._start(caller, host, plan, request.want_legal_actions)
+
+        return await self._begin("Reset", items, context, prepare, waiting, request.want_legal_actions)
+
+    async def fork(self, data: bytes, context: Context) -> bytes:
+        request, items = decode(pb.ForkRequest, pb.ForkItem, data)
+
+        def prepare(item: pb.ForkItem) -> Callable[[str], Awaitable[Session]]:
+            session = self.table.find(item.session_id)
+            noise_seed = _fork_noise(item)
+
+            def copy(caller: str) -> Awaitable[Session]:
+                identity = replace(session.identity, session_id=self.table.new_id(), caller=caller)
+                return session.fork(identity, item.step_index, noise_seed)
+
+            return copy
+
+        return await self._begin("Fork", items, context, prepare, wait_seconds(0), request.want_legal_actions)
+
+    async def _begin(
+        self,
+        rpc: str,
+        items: Sequence[ItemT | Undecodable],
+        context: Context,
+        prepare: Callable[[Any], Callable[[str], Awaitable[Session]]],
+        waiting: float,
+        want_legal: bool,
+    ) -> bytes:
+        """Makes sessions, all of a call or none, each of them once however often it is asked for.
+
+        Args:
+            prepare: checks an item and returns what makes its session for a caller.
+        """
+        caller = caller_of(context)
+        report = _Report(rpc, caller, len(items))
+        outcomes: list[bytes | None] = [None] * len(items)
+        known: dict[int, Creation] = {}
+        new: dict[int, tuple[Any, Callable[[str], Awaitable[Session]]]] = {}
+        seen: set[str] = set()
+        for position, item in enumerate(items):
+            request_id = request_id_of(item)
+            try:
+                item = decoded(item)
+                check_request_id(request_id)
+                once(request_id.hex(), seen, "request id")
+                creation = self.table.known(caller, request_id, item_fingerprint(item))
+                if creation is not None:
+                    known[position] = creation
+                else:
+                    new[position] = (item, prepare(item))
+            except ItemError as error:
+                outcomes[position] = reset_error(request_id, report.failed(error))
+        if new:
+            self._admit(caller, len(new))
+        for position, (item, make) in new.items():
+            creation = self.table.open(caller, item.request_id, item_fingerprint(item))
+            creation.task = self.runtime.spawn(self._make(creation, make))
+            known[position] = creation
+        tasks = {
+            position: self.runtime.spawn(self._reset_outcome(creation, want_legal, report))
+            for position, creation in known.items()
+        }
+        await first_then_stragglers(tasks.values(), len(tasks) < len(items), waiting)
+        for position, task in tasks.items():
+            outcomes[position] = task.result() if task.done() else None
+        report.write()
+        return reply(
+            outcomes, lambda position: pb.ResetOutcome(request_id=request_id_of(items[position]), pending=pb.Pending())
+        )
+
+    def _admit(self, caller: str, count: int) -> None:
+        if self.draining:
+            raise ItemError(Reason.DRAINING, "the server is shutting down; start or resume episodes on another")
+        self.table.admit(caller, count)
+
+    async def _make(self, creation: Creation, make: Callable[[str], Awaitable[Session]]) -> Session | ItemError:
+        """Makes the session, and says so in the table."""
+        try:
+            session = await make(creation.caller)
+        except ItemError as error:
+            self.table.not_made(creation)
+            return error
+        except BaseException:
+            self.table.not_made(creation)
+            raise
+        self.table.made(creation, session)
+        return session
+
+    async def _start(self, caller: str, host: EnvironmentHost, plan: Plan, want_legal: bool) -> Session:
+        """Starts or resumes an episode in a thread.
+
+        Raises:
+            ItemError: what the host says, ENVIRONMENT_FAILED, or STEP_DEADLINE.
+        """
+        spec = host.spec
+        session_id = self.table.new_id()
+        where = (
+            f"{spec.id} {spec.version}, options {plan.options.json}, split {plan.split.value}, "
+            f"level seed {plan.level_seed}, noise {plan.noise[0].noise_seed}, {len(plan.turns)} turns to replay"
+        )
+
+        made: list[Session] = []
+
+        def work() -> Session:
+            started = host.start(plan, self.runtime.clock())
+            identity = Identity(
+                session_id=session_id,
+                caller=caller,
+                host=host,
+                options_json=plan.options.json,
+                split=plan.split,
+                level_seed=plan.level_seed,
+                instance_id=started.instance_id,
+                world_id=started.world_id,
+            )
+            session = Session(
+                identity,
+                started.episode,
+                self.runtime,
+                state=messages.transition(started.state).SerializeToString(),
+                last_actions=fingerprint_of(encode_actions(started.last_actions)) if started.last_actions else None,
+                legal=list_legal(started.episode, identity) if want_legal else None,
+            )
+            made.append(session)
+            return session
+
+        def release() -> None:
+            for session in made:
+                session.release()
+
+        deadline = spec.step_deadline * (1 + len(plan.turns))
+        try:
+            return await self.runtime.threads.run(work, deadline, late=release)
+        except ItemError:
+            raise
+        except Overrun:
+            log.warning("a reset ran past its deadline of %g s: %s", deadline, where)
+            raise ItemError(
+                Reason.STEP_DEADLINE, f"the reset of {spec.id} ran past its deadline of {deadline:g} s"
+            ) from None
+        except ENVIRONMENT_ERRORS as error:
+            log.exception("a reset failed: %s", where)
+            raise ItemError(
+                Reason.ENVIRONMENT_FAILED, f"{spec.id} failed in a reset: {type(error).__name__}: {error}"
+            ) from error
+
+    async def _reset_outcome(self, creation: Creation, want_legal: bool, report: "_Report") -> bytes:
+        """The serialised ResetOutcome of a creation, once it is made."""
+        await asyncio.wait({creation.task})
+        made = creation.task.result()
+        if isinstance(made, ItemError):
+            return reset_error(creation.request_id, report.failed(made))
+        started = made.started()
+        started.lease_seconds = self.table.lease_seconds
+        if want_legal and not creation.ended and (legal := await made.legal_actions(made.start_index)) is not None:
+            started.state.legal_actions.CopyFrom(legal)
+        return pb.ResetOutcome(request_id=creation.request_id, started=started).SerializeToString()
+
+    # Turns
+
+    async def step(self, data: bytes, context: Context) -> bytes:
+        request, items = decode(pb.StepRequest, pb.StepItem, data)
+        waiting = wait_seconds(request.max_wait_seconds)
+        want_legal = request.want_legal_actions
+        report = _Report("Step", "", len(items))
+        find = self.table.find
+        outcomes: list[bytes | None] = [None] * len(items)
+        running: dict[int, tuple[bytes, int, asyncio.Task[bytes]]] = {}
+        seen: set[str] = set()
+        for position, item in enumerate(items):
+            if position % ITEMS_BETWEEN_YIELDS == ITEMS_BETWEEN_YIELDS - 1:
+                await asyncio.sleep(0)
+            try:
+                item = decoded(item)
+                session_id, step_index = item.session_id, item.step_index
+                once(session_id, seen, "session")
+                session = find(session_id)
+                outcome = session.step(step_index, item.actions, want_legal)
+                if isinstance(outcome, bytes):
+                    outcomes[position] = messages.step_outcome(session.wire_id, step_index, outcome)
+                else:
+                    running[position] = session.wire_id, step_index, outcome
+            except ItemError as error:
+                outcomes[position] = step_error(items[position], report.failed(error))
+        if running:
+            tasks = [task for _, _, task in running.values()]
+            await first_then_stragglers(tasks, len(running) < len(items), waiting)
+            for position, (wire_id, step_index, task) in running.items():
+                if task.done():
+                    outcomes[position] = messages.step_outcome(wire_id, step_index, task.result())
+        if report.failures:
+            report.caller = caller_of(context)
+            report.write()
+        return reply(outcomes, lambda position: step_pending(items[position]))
+
+    async def advise(self, data: bytes, context: Context) -> bytes:
+        _, items = decode(pb.AdviseRequest, pb.AdviseItem, data)
+        report = _Report("Advise", caller_of(context), len(items))
+        tasks = [self.runtime.spawn(self._advice(item, report)) for item in items]
+        await asyncio.wait(tasks)
+        report.write()
+        return b"".join(wire.bytes_field(wire.ITEMS_FIELD, task.result()) for task in tasks)
+
+    async def _advice(self, item: pb.AdviseItem | Undecodable, report: "_Report") -> bytes:
+        """A serialised AdviseOutcome."""
+        try:
+            item = decoded(item)
+            advice = await self.table.find(item.session_id).advise()
+        except ItemError as error:
+            return pb.AdviseOutcome(session_id=session_id_of(item), error=report.failed(error)).SerializeToString()
+        return pb.AdviseOutcome(session_id=item.session_id, advice=advice).SerializeToString()
+
+    # Leases
+
+    async def keep_alive(self, data: bytes, context: Context) -> bytes:
+        _, session_ids = decode_ids(pb.KeepAliveRequest, data)
+        report = _Report("KeepAlive", caller_of(context), len(session_ids))
+        outcomes: list[pb.KeepAliveOutcome] = []
+        for session_id in session_ids:
+            try:
+                self.table.find(session_id)
+                outcome = pb.KeepAliveOutcome(session_id=session_id, lease_seconds=self.table.lease_seconds)
+            except ItemError as error:
+                outcome = pb.KeepAliveOutcome(session_id=session_id, error=report.failed(error))
+            outcomes.append(outcome)
+        report.write()
+        return pb.KeepAliveResponse(outcomes=outcomes).SerializeToString()
+
+    async def close(self, data: bytes, context: Context) -> bytes:
+        request, session_ids = decode_ids(pb.CloseRequest, data)
+        outcomes = [
+            pb.CloseOutcome(session_id=session_id, closed=self.table.close(session_id)) for session_id in session_ids
+        ]
+        if request.reason == pb.CLOSE_REASON_ERROR:
+            log.info("caller %r closed %d sessions because it failed", caller_of(context), len(outcomes))
+        return pb.CloseResponse(outcomes=outcomes).SerializeToString()
+
+
+class Server:
+    """A gRPC server of environments; `async with` starts and stops it.
+
+    Args:
+        environments: what is served.
+        config: where and how.
+        clock: seconds, monotonic; leases and wall-clock limits are counted on it.
+
+    Raises:
+        OSError: on entry, where the address cannot be bound.
+    """
+
+    def __init__(
+        self,
+        environments: Sequence[EnvironmentHost],
+        config: ServerConfig | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._environments = environments
+        self._clock = clock
+        self.config = config or ServerConfig()
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        """host:port that it listens on."""
+        host = self.config.host
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    async def start(self) -> None:
+        """Binds and begins to serve."""
+        self.service = EnvironmentService(self._environments, self.config, self._clock)
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.so_reuseport", 0),  # Else a second server would share the port unnoticed.
+            ]
+        )
+        self._server.add_generic_rpc_handlers((self.service.handlers(),))
+        self._health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME), self._server)
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        try:
+            self.port = self._server.add_insecure_port(f"{host}:{self.config.port}")
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {host}:{self.config.port}: {error}") from error
+        await self._server.start()
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+
+    async def drain(self) -> None:
+        """Stops: starts no more sessions, lets running turns finish and be collected, then refuses all."""
+        self.service.draining = True
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.config.grace_seconds
+        while (tasks := set(self.service.runtime.tasks)) and loop.time() < end:
+            await asyncio.wait(tasks, timeout=end - loop.time())
+        await self.stop(max(end - loop.time(), 0.0))
+
+    async def stop(self, grace_seconds: float = 0.0) -> None:
+        """Refuses new calls, and gives those under way `grace_seconds`."""
+        await self._server.stop(grace_seconds)
+        self._sweeper.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._sweeper
+        self.service.table.close_all()
+        tasks = set(self.service.runtime.tasks)
+        if tasks:
+            await asyncio.wait(tasks, timeout=0.1)
+        for task in self.service.runtime.tasks:
+            task.cancel()
+        if self.service.runtime.tasks:
+            await asyncio.wait(set(self.service.runtime.tasks))
+        self.service.runtime.threads.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def _set_health(self, status: "health_pb2.HealthCheckResponse.ServingStatus") -> None:
+        for service in ("", SERVICE):
+            await self._health.set(service, status)
+
+    async def _sweep(self) -> None:
+        pause = min(max(self.config.lease_seconds / 4, 0.1), 5.0)
+        while True:
+            await asyncio.sleep(pause)
+            self.service.table.sweep()
+
+
+class _Report:
+    """What failed in one call, for one line in the log."""
+
+    __slots__ = ("caller", "failures", "first", "items", "rpc")
+
+    def __init__(self, rpc: str, caller: str, items: int) -> None:
+        self.rpc = rpc
+        self.caller = caller
+        self.items = items
+        self.first = ""
+        self.failures: Counter[str] = Counter()
+
+    def failed(self, error: ItemError) -> status_pb2.Status:
+        self.failures[error.reason.value] += 1
+        self.first = self.first or error.message
+        return error.status()
+
+    def write(self) -> None:
+        if self.failures:
+            reasons = ", ".join(f"{reason} ({count})" for reason, count in self.failures.items())
+            log.info(
+                "%s by %r: %d of %d items failed: %s; first: %s",
+                self.rpc,
+                self.caller,
+                self.failures.total(),
+                self.items,
+                reasons,
+                self.first,
+            )
+
+
+def _guarded(
+    rpc: str, method: Callable[[bytes, Context], Awaitable[bytes]]
+) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    """The method, its ItemErrors turned into the status of the whole call."""
+
+    async def call(data: bytes, context: Context) -> bytes:
+        try:
+            return await method(data, context)
+        except ItemError as error:
+            refusal = error
+        except DecodeError as error:
+            refusal = ItemError(Reason.INVALID_ITEM, f"the request is no valid message: {error}")
+        log.info("%s by %r refused: %s: %s", rpc, caller_of(context), refusal.reason.value, refusal.message)
+        status = refusal.status()
+        return await context.abort(
+            _STATUS_CODES[status.code],
+            status.message,
+            (("grpc-status-details-bin", status.SerializeToString()),),
+        )
+
+    return call
+
+
+def _fork_noise(item: pb.ForkItem) -> int | None:
+    """Noise seed of the copy; None: the original's noise."""
+    if item.same_noise:
+        return None
+    return item.noise_seed if item.HasField("noise_seed") else secrets.randbits(64)
+
+
+def _split_info(host: EnvironmentHost, options_json: str, limits: Limits, split: Split, served: bool) -> pb.SplitInfo:
+    info = pb.SplitInfo(split=messages.SPLITS[split], served=served)
+    if (worlds := host.world_count(options_json, split)) is not None:
+        info.worlds.CopyFrom(messages.world_count(worlds))
+    floor, ceiling = host.scores(options_json, limits, split)
+    if floor is not None:
+        info.floor.CopyFrom(messages.reference(floor))
+    if ceiling is not None:
+        info.ceiling.CopyFrom(messages.reference(ceiling))
+    return info

@@ -1,0 +1,442 @@
+"""One session: an episode whose turns happen exactly once, however often and in whatever order they are asked for.
+
+Everything but the episode's own work runs on the event loop, so the state machine needs no lock of its own. Knows
+nothing of leases, request ids or gRPC.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from turngym.v1 import environment_pb2 as pb
+from turngym_server import messages
+from turngym_server.digest import encode_actions
+from turngym_server.episode import Episode, NoiseSegment
+from turngym_server.errors import ItemError, Reason
+from turngym_server.host import EnvironmentHost
+from turngym_server.splits import Split
+from turngym_server.threads import Overrun, Threads
+
+log: Final = logging.getLogger(__name__)
+
+ENVIRONMENT_ERRORS: Final = (Exception, SystemExit)
+"""What an environment may raise without taking more than its own episode down."""
+
+
+T = TypeVar("T")
+
+
+class Runtime:
+    """What the sessions of one server share: a clock, threads, and tasks that no RPC owns."""
+
+    def __init__(self, clock: Callable[[], float], threads: Threads) -> None:
+        self.clock = clock
+        self.threads = threads
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Runs `work` to its end, whoever stops waiting for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a session plays, and for whom. Shared by its forks but for the id."""
+
+    session_id: str
+    caller: str
+    host: EnvironmentHost
+    options_json: str
+    split: Split
+    level_seed: int
+    instance_id: str
+    world_id: str
+
+    def describe(self, noise: Sequence[NoiseSegment]) -> str:
+        """All that is needed to meet the same instance again, for logs."""
+        spec = self.host.spec
+        return (
+            f"session {self.session_id} of {spec.id} {spec.version}, options {self.options_json}, "
+            f"split {self.split.value}, level seed {self.level_seed}, "
+            f"noise {', '.join(f'{segment.noise_seed} from step {segment.from_step}' for segment in noise)}"
+        )
+
+
+class Session:
+    """An episode being played.
+
+    Args:
+        state: serialised Transition: where the episode stands.
+        last_actions: those of its last turn; None before the first.
+        legal: legal actions now, where the caller has asked for them already.
+    """
+
+    __slots__ = (
+        "_fingerprint",
+        "_legal",
+        "_lock",
+        "_result",
+        "_running",
+        "_runtime",
+        "episode",
+        "failed",
+        "identity",
+        "lease_end",
+        "start_index",
+        "start_noise",
+        "start_state",
+        "step_index",
+        "wire_id",
+    )
+
+    def __init__(
+        self,
+        identity: Identity,
+        episode: Episode,
+        runtime: Runtime,
+        *,
+        state: bytes,
+        last_actions: "Fingerprint | None",
+        legal: pb.LegalActions | None = None,
+    ) -> None:
+        self.identity = identity
+        self.episode = episode
+        self.failed = False
+        self.step_index = episode.turns_played
+        self.start_index = episode.turns_played
+        self.start_noise = episode.noise
+        self.start_state = state
+        self.lease_end = 0.0
+        self.wire_id = identity.session_id.encode()
+        self._runtime = runtime
+        self._fingerprint = last_actions
+        self._result = messages.transition_field(state)
+        self._legal = legal
+        self._running: asyncio.Task[bytes] | None = None
+        self._lock: asyncio.Lock | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether a turn is being played."""
+        return self._running is not None
+
+    # A turn
+
+    def step(self, step_index: int, actions: Sequence[str], want_legal: bool) -> "bytes | asyncio.Task[bytes]":
+        """Plays a turn, or returns what it did when it was played before.
+
+        Returns:
+            The outcome's field of a StepOutcome, or the task that will know it. Of an environment that is `inline`
+            it is known at once.
+
+        Raises:
+            ItemError: INVALID_ITEM, WRONG_STEP_INDEX, STEP_RUNNING or EPISODE_ENDED. Nothing was played.
+        """
+        if not actions:
+            raise ItemError(Reason.INVALID_ITEM, f"step {step_index} has no actions; expected at least one")
+        encoded = encode_actions(actions)
+        fingerprint = fingerprint_of(encoded)
+        if step_index == self.step_index and fingerprint == self._fingerprint:
+            return self._collect(want_legal)
+        self._refuse_out_of_order(step_index)
+        self.step_index = step_index
+        self._fingerprint = fingerprint
+        self._legal = None
+        if self.identity.host.spec.inline and not self._busy:
+            return self._play_inline(actions, encoded, want_legal)
+        self._running = self._runtime.spawn(self._run(actions, encoded, want_legal))
+        return self._running
+
+    def _refuse_out_of_order(self, step_index: int) -> None:
+        expected = self.step_index + 1
+        if step_index == self.step_index and step_index > 0:
+            raise ItemError(
+                Reason.WRONG_STEP_INDEX,
+                f"step {step_index} was already played with other actions; the next step is {expected}",
+                metadata={"expected": str(expected)},
+            )
+        if self.running and step_index == expected:
+            raise ItemError(
+                Reason.STEP_RUNNING,
+                f"step {self.step_index} is still running; collect it by sending it again, then send step {step_index}",
+            )
+        if self.failed or (self.episode.ended and not self.running):
+            raise ItemError(
+                Reason.EPISODE_ENDED,
+                f"the episode {'failed' if self.failed else 'ended'} at step {self.step_index}; "
+                f"step {step_index} cannot be played",
+            )
+        if step_index != expected:
+            raise ItemError(
+                Reason.WRONG_STEP_INDEX,
+                f"step index {step_index}; expected {expected}",
+                metadata={"expected": str(expected)},
+            )
+
+    def _play_inline(self, actions: Sequence[str], encoded: bytes, want_legal: bool) -> bytes:
+        try:
+            self._result = self._play(actions, encoded)
+        except ENVIRONMENT_ERRORS as error:
+            return self._fail(self._environment_failed(error))
+        if want_legal:
+            self._legal = self._list_legal()
+        return self._with_legal(self._result, self._legal)
+
+    async def _run(self, actions: Sequence[str], encoded: bytes, want_legal: bool) -> bytes:
+        """Plays a turn that does not fit on the event loop, or that has to wait until the episode is free."""
+        try:
+            async with asyncio.timeout(self.identity.host.spec.step_deadline):
+                await self._exclusive.acquire()
+        except TimeoutError:
+            self._running = None
+            return self._fail(self._past_deadline(f"step {self.step_index}", "waiting for the oracle or a fork"))
+        release = self._exclusive.release
+        try:
+            if self.identity.host.spec.inline:
+                return self._play_inline(actions, encoded, want_legal)
+            self._result, self._legal = await self._runtime.threads.run(
+                lambda: (self._play(actions, encoded), self._list_legal() if want_legal else None),
+                self.identity.host.spec.step_deadline,
+                late=release,
+            )
+            return self._with_legal(self._result, self._legal)
+        except Overrun:
+            release = _keep
+            return self._fail(self._past_deadline(f"step {self.step_index}", "in the environment"))
+        except ENVIRONMENT_ERRORS as error:
+            return self._fail(self._environment_failed(error))
+        finally:
+            self._running = None
+            release()
+
+    def _play(self, actions: Sequence[str], encoded: bytes) -> bytes:
+        turn = self.episode.play(actions, self._runtime.clock(), encoded)
+        return messages.transition_field(messages.transition(turn).SerializeToString())
+
+    def _fail(self, error: ItemError) -> bytes:
+        """Makes `error` the last turn's result, and the end of the episode."""
+        self._result = messages.error_field(error.status())
+        self.failed = True
+        return self._result
+
+    def _past_deadline(self, what: str, where: str) -> ItemError:
+        spec = self.identity.host.spec
+        message = f"{what} of {spec.id} ran past its deadline of {spec.step_deadline:g} s, {where}"
+        log.warning("%s: %s", message, self.identity.describe(self.episode.noise))
+        return ItemError(Reason.STEP_DEADLINE, message)
+
+    def _environment_failed(self, error: BaseException) -> ItemError:
+        log.error("step %d failed: %s", self.step_index, self.identity.describe(self.episode.noise), exc_info=error)
+        return ItemError(
+            Reason.ENVIRONMENT_FAILED,
+            f"{self.identity.host.spec.id} failed in step {self.step_index}: {type(error).__name__}: {error}",
+        )
+
+    # Results
+
+    def _collect(self, want_legal: bool) -> "bytes | asyncio.Task[bytes]":
+        """The last turn's result, or the task that will know it."""
+        if want_legal and not self.failed and (self.running or self._legal is None):
+            return self._runtime.spawn(self._collect_with_legal())
+        if self._running is not None:
+            return self._running
+        return self._with_legal(self._result, self._legal if want_legal else None)
+
+    async def _collect_with_legal(self) -> bytes:
+        if self._running is not None:
+            await asyncio.wait({self._running})
+        result = self._result
+        return result if self.failed else self._with_legal(result, await self.legal_actions(self.step_index))
+
+    @staticmethod
+    def _with_legal(result: bytes, legal: pb.LegalActions | None) -> bytes:
+        return result if legal is None else result + messages.legal_actions_field(legal)
+
+    async def legal_actions(self, step_index: int) -> pb.LegalActions | None:
+        """Legal actions after turn `step_index`; None once the episode has gone on, or has failed."""
+        if self.step_index != step_index or self.failed:
+            return None
+        async with self._exclusive:
+            if self.step_index == step_index and self._legal is None:
+                if self.identity.host.spec.inline:
+                    self._legal = self._list_legal()
+                else:
+                    self._legal = await self._runtime.threads.run(self._list_legal)
+            return self._legal if self.step_index == step_index else None
+
+    def _list_legal(self) -> pb.LegalActions | None:
+        """Legal actions now; None where the environment cannot list them, which is no fault of the turn just played."""
+        return list_legal(self.episode, self.identity)
+
+    def started(self) -> pb.Started:
+        """How the session began; the same however long ago that was. Without lease and legal actions."""
+        identity = self.identity
+        spec = identity.host.spec
+        return pb.Started(
+            session_id=identity.session_id,
+            environment_id=spec.id,
+            version=spec.version,
+            options_json=identity.options_json,
+            limits=messages.limits(self.episode.limits),
+            split=messages.SPLITS[identity.split],
+            split_epoch=spec.split_epoch,
+            level_seed=identity.level_seed,
+            noise=messages.noise(self.start_noise),
+            instance_id=identity.instance_id,
+            world_id=identity.world_id,
+            instructions=identity.host.instructions(identity.options_json, self.episode.limits),
+            action_separator=spec.action_separator,
+            step_index=self.start_index,
+            state=pb.Transition.FromString(self.start_state),
+        )
+
+    # What else can be asked of an episode
+
+    async def fork(self, identity: Identity, step_index: int, noise_seed: int | None) -> "Session":
+        """A session with a copy of the episode as it stands after turn `step_index`.
+
+        Args:
+            identity: the copy's.
+            noise_seed: of the copy, from the next turn on; None: it meets the same noise.
+
+        Raises:
+            ItemError: STEP_RUNNING, WRONG_STEP_INDEX, EPISODE_ENDED (it failed), ENVIRONMENT_FAILED, STEP_DEADLINE.
+        """
+
+        def prepare() -> "Callable[[], tuple[Episode, bytes, Fingerprint | None]]":
+            if step_index != self.step_index:
+                raise ItemError(
+                    Reason.WRONG_STEP_INDEX,
+                    f"fork after step {step_index}; the session has played {self.step_index}",
+                    metadata={"expected": str(self.step_index)},
+                )
+            if self.failed:
+                raise ItemError(Reason.EPISODE_ENDED, f"the episode failed at step {step_index}; nothing to copy")
+            result, fingerprint = self._result, self._fingerprint
+            return lambda: (self.episode.fork(), result, fingerprint)
+
+        episode, result, fingerprint = await self._aside(prepare, f"a fork after step {step_index}")
+        state = messages.transition_of(result)
+        if noise_seed is not None:
+            episode.change_noise(noise_seed)
+            state.digest = episode.digest
+        return Session(identity, episode, self._runtime, state=state.SerializeToString(), last_actions=fingerprint)
+
+    async def advise(self) -> pb.Advice:
+        """What the oracle would do now.
+
+        Raises:
+            ItemError: STEP_RUNNING, EPISODE_ENDED, NO_ORACLE, ENVIRONMENT_FAILED, STEP_DEADLINE.
+        """
+
+        def prepare() -> "Callable[[], pb.Advice | None]":
+            if self.failed or self.episode.ended:
+                raise ItemError(
+                    Reason.EPISODE_ENDED, f"the episode ended at step {self.step_index}; there is nothing to advise"
+                )
+            step_index, episode = self.step_index, self.episode
+            return lambda: _ask_oracle(step_index, episode)
+
+        advice = await self._aside(prepare, f"the oracle after step {self.step_index}")
+        if advice is None:
+            raise ItemError(Reason.NO_ORACLE, f"{self.identity.host.spec.id} has no oracle")
+        return advice
+
+    async def _aside(self, prepare: Callable[[], Callable[[], T]], what: str) -> T:
+        """Works on the episode in a thread, between turns.
+
+        Args:
+            prepare: looks at where the session stands, and returns the work; runs once the episode is free.
+            what: names the work, for errors.
+
+        Raises:
+            ItemError: STEP_RUNNING, ENVIRONMENT_FAILED, STEP_DEADLINE, or what `prepare` raises. Past the deadline the
+                work keeps the episode until it is done, so that no turn is played under its feet.
+        """
+        if self.running:
+            raise ItemError(
+                Reason.STEP_RUNNING, f"step {self.step_index} is still running; collect it by sending it again"
+            )
+        spec = self.identity.host.spec
+        await self._exclusive.acquire()
+        release = self._exclusive.release
+        try:
+            return await self._runtime.threads.run(prepare(), spec.step_deadline, late=release)
+        except ItemError:
+            raise
+        except Overrun:
+            release = _keep
+            raise self._past_deadline(what, "in the environment") from None
+        except ENVIRONMENT_ERRORS as error:
+            log.exception("%s failed: %s", what, self.identity.describe(self.episode.noise))
+            raise ItemError(
+                Reason.ENVIRONMENT_FAILED, f"{spec.id} failed in {what}: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            release()
+
+    # Who has the episode
+
+    @property
+    def _busy(self) -> bool:
+        return self._lock is not None and self._lock.locked()
+
+    @property
+    def _exclusive(self) -> asyncio.Lock:
+        """Held by whoever works on the episode off the event loop. Made when first needed: most never are."""
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        return self._lock
+
+    def release(self) -> None:
+        """Frees the environment, once nobody works on it any more. What the session was stays known."""
+        self._runtime.spawn(self._close())
+
+    async def _close(self) -> None:
+        async with self._exclusive:
+            try:
+                await self._runtime.threads.run(self.episode.close)
+            except ENVIRONMENT_ERRORS:
+                log.exception("close failed: %s", self.identity.describe(self.episode.noise))
+
+
+Fingerprint = bytes
+"""Stands for the actions of a turn, which may be long, where only their equality matters."""
+
+
+def fingerprint_of(encoded_actions: bytes) -> Fingerprint:
+    return hashlib.sha256(encoded_actions).digest()
+
+
+def list_legal(episode: Episode, identity: Identity) -> pb.LegalActions | None:
+    """Legal actions now; None, and a line in the log, where the environment fails to list them."""
+    try:
+        return messages.legal_actions(episode.legal_actions())
+    except ENVIRONMENT_ERRORS:
+        log.exception("legal actions failed: %s", identity.describe(episode.noise))
+        return None
+
+
+def _keep() -> None:
+    """In place of a lock's release: whoever is late will release it."""
+
+
+def _ask_oracle(step_index: int, episode: Episode) -> pb.Advice | None:
+    """What the oracle would do now; None where there is none."""
+    environment, left = episode.environment, episode.left
+    actions = environment.oracle(left)
+    if actions is None:
+        return None
+    return pb.Advice(
+        step_index=step_index,
+        actions=actions,
+        explanation=environment.explain(left),
+        ceiling=environment.ceiling(left),
+        floor=environment.floor(left),
+    )

@@ -1,0 +1,198 @@
+"""The sessions of one server: how many there may be, how long they live, and which request made them.
+
+Runs on the event loop, on a clock that is handed in. Knows nothing of what a session plays.
+"""
+
+import asyncio
+import secrets
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from turngym_server.errors import ItemError, Reason
+from turngym_server.session import Session
+
+RETRY_AFTER: Final = 1.0
+"""Seconds after which a caller who found no room should ask again."""
+MEMORY_SECONDS: Final = 60.0
+"""How long a session's request id, and that it expired, are remembered after its end."""
+
+
+@dataclass(slots=True, eq=False)
+class Creation:
+    """A session that is being made, was made, or could not be.
+
+    Attributes:
+        fingerprint: of the item that asked for it.
+        task: makes it; never raises.
+        session: once it is made. Kept after its end, so that the same request gets the same answer.
+        ended: the session has been closed, has expired, or could not be made.
+        expired: its lease ran out.
+    """
+
+    caller: str
+    request_id: bytes
+    fingerprint: bytes
+    task: "asyncio.Task[Session | ItemError]" = field(init=False)
+    session: Session | None = None
+    ended: bool = False
+    expired: bool = False
+
+
+class SessionTable:
+    """Sessions by id, and creations by caller and request id.
+
+    Args:
+        max_sessions: held at once, those being made included. max_sessions_per_caller: of one caller.
+        lease_seconds: a session untouched for so long expires.
+        clock: seconds, monotonic.
+        tag: begins every session id; names the worker.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_sessions: int,
+        max_sessions_per_caller: int,
+        lease_seconds: float,
+        clock: Callable[[], float],
+        tag: str,
+    ) -> None:
+        self.max_sessions = max_sessions
+        self.lease_seconds = lease_seconds
+        self._max_per_caller = max_sessions_per_caller
+        self._clock = clock
+        self._tag = tag
+        self._sessions: dict[str, Creation] = {}
+        self._creations: dict[tuple[str, bytes], Creation] = {}
+        self._held: Counter[str] = Counter()
+        self._forget: deque[tuple[float, Creation]] = deque()
+
+    @property
+    def held(self) -> int:
+        """Sessions that live or are being made."""
+        return self._held.total()
+
+    def new_id(self) -> str:
+        return f"{self._tag}.{secrets.token_urlsafe(16)}"
+
+    def known(self, caller: str, request_id: bytes, fingerprint: bytes) -> Creation | None:
+        """What the same item, under the same request id, led to before.
+
+        Raises:
+            ItemError: REQUEST_ID_REUSED, where it was another item.
+        """
+        creation = self._creations.get((caller, request_id))
+        if creation is not None and creation.fingerprint != fingerprint:
+            raise ItemError(
+                Reason.REQUEST_ID_REUSED,
+                f"request id {request_id.hex()} was used for another item; draw 16 new random bytes for each item",
+            )
+        return creation
+
+    def admit(self, caller: str, count: int) -> None:
+        """Makes sure that there is room for `count` more sessions.
+
+        Raises:
+            ItemError: SESSION_LIMIT, with a delay.
+        """
+        if self.held + count > self.max_sessions or self._held[caller] + count > self._max_per_caller:
+            self.sweep()
+        for held, most, whose in (
+            (self.held, self.max_sessions, "all callers hold"),
+            (self._held[caller], self._max_per_caller, "this caller holds"),
+        ):
+            if held + count > most:
+                raise ItemError(
+                    Reason.SESSION_LIMIT,
+                    f"{count} more sessions are asked for and {whose} {held} of at most {most}; nothing was started: "
+                    "close sessions, wait, or ask for fewer at a time",
+                    retry_after=RETRY_AFTER,
+                )
+
+    def open(self, caller: str, request_id: bytes, fingerprint: bytes) -> Creation:
+        """Takes the place of a session that is about to be made."""
+        creation = Creation(caller, request_id, fingerprint)
+        self._creations[caller, request_id] = creation
+        self._held[caller] += 1
+        return creation
+
+    def made(self, creation: Creation, session: Session) -> None:
+        """The session is there; its lease begins."""
+        creation.session = session
+        self._sessions[session.identity.session_id] = creation
+        self.touch(session)
+
+    def not_made(self, creation: Creation) -> None:
+        """There will be no session."""
+        self._end(creation)
+
+    def find(self, session_id: str) -> Session:
+        """A living session, its lease renewed.
+
+        Raises:
+            ItemError: SESSION_EXPIRED or SESSION_UNKNOWN.
+        """
+        creation = self._sessions.get(session_id)
+        if creation is not None and creation.session is not None:
+            if not creation.ended and creation.session.lease_end <= self._clock():
+                self._expire(creation, creation.session)
+            if not creation.ended:
+                self.touch(creation.session)
+                return creation.session
+            if creation.expired:
+                raise ItemError(
+                    Reason.SESSION_EXPIRED,
+                    f"session {session_id} was untouched for {self.lease_seconds:g} s and is gone; resume it by replay",
+                )
+        raise ItemError(
+            Reason.SESSION_UNKNOWN,
+            f"session {session_id!r} is not known here: closed, forgotten, or another server's; resume it by replay",
+        )
+
+    def touch(self, session: Session) -> None:
+        """Renews a lease."""
+        session.lease_end = self._clock() + self.lease_seconds
+
+    def close(self, session_id: str) -> bool:
+        """Ends a session. False: it was not there any more."""
+        creation = self._sessions.get(session_id)
+        if creation is None or creation.ended or creation.session is None:
+            return False
+        self._end(creation)
+        creation.session.release()
+        return True
+
+    def sweep(self) -> None:
+        """Ends sessions whose lease is over, and forgets those that ended long ago."""
+        now = self._clock()
+        for creation in list(self._sessions.values()):
+            session = creation.session
+            if session is not None and not creation.ended and session.lease_end <= now:
+                self._expire(creation, session)
+        while self._forget and self._forget[0][0] <= now:
+            _, creation = self._forget.popleft()
+            del self._creations[creation.caller, creation.request_id]
+            if creation.session is not None:
+                del self._sessions[creation.session.identity.session_id]
+
+    def close_all(self) -> None:
+        """Ends every session."""
+        for session_id in list(self._sessions):
+            self.close(session_id)
+
+    def _expire(self, creation: Creation, session: Session) -> None:
+        if session.running:
+            self.touch(session)  # Its result has yet to be collected.
+            return
+        creation.expired = True
+        self._end(creation)
+        session.release()
+
+    def _end(self, creation: Creation) -> None:
+        creation.ended = True
+        self._held[creation.caller] -= 1
+        if not self._held[creation.caller]:
+            del self._held[creation.caller]
+        self._forget.append((self._clock() + MEMORY_SECONDS, creation))

@@ -1,0 +1,121 @@
+"""Threads for what may take longer than the event loop can wait.
+
+`concurrent.futures` will not do: a thread that hangs would keep its place in the pool for ever and the process from
+exiting. Here a hung thread is written off, replaced, and dies with the process.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Overrun(Exception):
+    """Work was not done by its deadline. Not a TimeoutError, which the work itself may raise."""
+
+
+class _Done(Generic[T]):
+    """What a piece of work came to."""
+
+    __slots__ = ("error", "value")
+
+    def __init__(self, value: T | None, error: BaseException | None) -> None:
+        self.value = value
+        self.error = error
+
+
+class _Job:
+    """Work, who waits for it, and what to do if nobody does any more."""
+
+    __slots__ = ("future", "late", "work")
+
+    def __init__(
+        self, work: Callable[[], Any], future: asyncio.Future[_Done[Any]], late: Callable[[], None] | None
+    ) -> None:
+        self.work = work
+        self.future = future
+        self.late = late
+
+
+class Threads:
+    """Runs at most `limit` pieces of work at once, hung ones not counted. Belongs to one event loop."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._places = asyncio.Semaphore(limit)
+        self._idle: list[_Thread] = []
+
+    async def run(
+        self, work: Callable[[], T], deadline: float | None = None, late: Callable[[], None] | None = None
+    ) -> T:
+        """Returns what `work` returns, or raises what it raises.
+
+        Args:
+            work: runs in a thread.
+            deadline: seconds that it may take once it has begun.
+            late: called on the event loop when work that ran past its deadline ends after all.
+
+        Raises:
+            Overrun: the deadline passed. The work goes on, and nobody learns what it comes to.
+        """
+        async with self._places:
+            future: asyncio.Future[_Done[T]] = asyncio.get_running_loop().create_future()
+            thread = self._idle.pop() if self._idle else _Thread(self._returned)
+            thread.give(_Job(work, future, late))
+            try:
+                async with asyncio.timeout(deadline):
+                    done = await future
+            except TimeoutError:
+                raise Overrun(f"still running after {deadline:g} s") from None
+        if done.error is not None:
+            raise done.error
+        return done.value  # pyright: ignore[reportReturnType]  # No error: it holds what work returned.
+
+    def close(self) -> None:
+        """Ends idle threads; busy ones end with what they are doing."""
+        self._limit = 0
+        while self._idle:
+            self._idle.pop().stop()
+
+    def _returned(self, thread: "_Thread") -> None:
+        if len(self._idle) < self._limit:
+            self._idle.append(thread)
+        else:
+            thread.stop()
+
+
+class _Thread:
+    """One thread and its jobs, one at a time."""
+
+    def __init__(self, returned: "Callable[[_Thread], None]") -> None:
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._returned = returned
+        threading.Thread(target=self._work, name="turngym-step", daemon=True).start()
+
+    def give(self, job: _Job) -> None:
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                done = _Done[Any](job.work(), None)
+            except BaseException as error:  # Whatever it is, it belongs to whoever gave the work.
+                done = _Done[Any](None, error)
+            try:
+                job.future.get_loop().call_soon_threadsafe(self._deliver, job, done)
+            except RuntimeError:
+                return  # The loop is closed: nobody waits, and no more work will come.
+            del job, done
+
+    def _deliver(self, job: _Job, done: _Done[Any]) -> None:
+        if not job.future.cancelled():
+            job.future.set_result(done)
+        elif job.late is not None:
+            job.late()
+        self._returned(self)
