@@ -11,6 +11,7 @@ from the solved position; the way back is a solution, so its length bounds the l
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -48,7 +49,7 @@ def draw_level(rng: Rng, width: int, height: int, boxes: int, difficulty: Diffic
     draw_floor = _draw_walk if floors == "walk" else _draw_uniform
     for _ in range(_ATTEMPTS):
         floor = draw_floor(rng, width, height)
-        corridors = _reachable_by_push(floor, width + 1)
+        corridors = ends_of_pushes(floor, width + 1)
         if corridors.bit_count() < boxes:
             continue
         if boxes == 1:
@@ -78,40 +79,47 @@ def _asks_for(level: Level, pushes: tuple[int, int | None]) -> bool:
     return least.moves is not None and pushes[0] <= least.pushes <= (pushes[1] or least.pushes)
 
 
+def connected_floors(width: int, height: int) -> Iterator[int]:
+    """Every connected floor of an inner grid of at most 16 cells: what small boards are drawn from."""
+    for cells_inside in range(1, 1 << (width - 2) * (height - 2)):
+        floor = _inside(cells_inside, width, height)
+        if flood(floor & -floor, floor, width + 1) == floor:
+            yield floor
+
+
+def _inside(bits: int, width: int, height: int) -> int:
+    """A set of cells within the walls, from the low bits of a word, row by row."""
+    row = (1 << width - 2) - 1
+    members = 0
+    for y in range(1, height - 1):
+        members |= (bits & row) << y * (width + 1) + 1
+        bits >>= width - 2
+    return members
+
+
 def _draw_uniform(rng: Rng, width: int, height: int) -> int:
     inner = (width - 2) * (height - 2)
-    stride = width + 1
     if inner > _UNIFORM_CELLS:
         return _draw_main_component(rng, width, height)
-    per_word = 64 // inner
-    row = (1 << width - 2) - 1
     while True:
         word = rng.word()
-        for _ in range(per_word):
-            floor = 0
-            for y in range(1, height - 1):
-                floor |= (word & row) << y * stride + 1
-                word >>= width - 2
-            if floor and flood(floor & -floor, floor, stride) == floor:
+        for _ in range(64 // inner):
+            floor = _inside(word, width, height)
+            if floor and flood(floor & -floor, floor, width + 1) == floor:
                 return floor
+            word >>= inner
 
 
 def _draw_main_component(rng: Rng, width: int, height: int) -> int:
     """The largest component of a set that holds each inner cell with probability 3/4, at least half of them all."""
     inner = (width - 2) * (height - 2)
-    stride = width + 1
-    row = (1 << width - 2) - 1
     while True:
-        drawn = 0
-        for shift in range(0, inner, 64):
-            drawn |= (rng.word() | rng.word()) << shift
-        floor = 0
-        for y in range(1, height - 1):
-            floor |= (drawn & row) << y * stride + 1
-            drawn >>= width - 2
-        left = floor
+        bits = 0
+        for place in range(0, inner, 64):
+            bits |= (rng.word() | rng.word()) << place
+        left = floor = _inside(bits, width, height)
         while left.bit_count() * 2 >= inner:
-            component = flood(left & -left, floor, stride)
+            component = flood(left & -left, floor, width + 1)
             if component.bit_count() * 2 >= inner:
                 return component
             left &= ~component
@@ -144,7 +152,7 @@ def _draw_walk(rng: Rng, width: int, height: int) -> int:
     return flood(floor & -floor, floor, width + 1)
 
 
-def _reachable_by_push(floor: int, stride: int) -> int:
+def ends_of_pushes(floor: int, stride: int) -> int:
     """Cells onto which some straight push ends: the two cells before them are floor."""
     return floor & (
         floor << 1 & floor << 2
