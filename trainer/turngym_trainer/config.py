@@ -54,9 +54,9 @@ class RolloutConfig(Section):
     top_p: float = Field(default=1.0, description="Must be 1: the update could not reproduce the probabilities.")
     top_k: int = Field(default=0, description="Must be 0 (off), for the same reason.")
     max_response_tokens: Positive = Field(default=64, description="Tokens a turn; a cut-off answer is unparsed.")
-    context: Literal["full", "last_turn"] = Field(default="full", description="Turns that the policy sees.")
-    instructions: Literal["environment", "short"] = Field(
-        default="environment", description="What the prompt says first: the server's text, or the least that works."
+    context_turns: NotNegative = Field(default=0, description="Last turns that the policy reads; 0: all of them.")
+    instructions: Literal["environment", "short", "none"] = Field(
+        default="environment", description="What a prompt says first; short: only how to answer."
     )
     prefill: str = Field(default="<think>", description="Begins every answer; prompt, not action.")
     parts: Positive = Field(default=1, description="Parts of fixed membership; one decodes while others step.")

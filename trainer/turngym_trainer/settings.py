@@ -146,6 +146,11 @@ def _faults(config: Config) -> Iterator[str]:
         )
     if config.kl.coefficient > 0.0:
         yield from _kl_faults(config, reads_token_rewards=estimator.needs_critic)
+    if config.critic.trunk == "shared" and config.critic.on == "all" and config.filter.kind != "none":
+        yield (
+            "critic.on: a shared trunk learns policy and value in one step, from the same episodes; "
+            "set critic.on=kept or critic.trunk=own"
+        )
     if config.policy.dtype != "float32" and config.update.old_logprobs == "sampled":
         yield (
             f"update.old_logprobs: in {config.policy.dtype} the sampler's log-probabilities differ from the trainer's, "

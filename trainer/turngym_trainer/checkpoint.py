@@ -1,0 +1,224 @@
+"""Checkpoints: everything that a run needs to go on as if it had never stopped.
+
+A checkpoint is a folder in Hugging Face's layout (`config.json`, `model.safetensors`, the tokenizer), so transformers
+loads it as it is, with a folder `training` beside the model: optimisers and critic as safetensors, counters and the
+like as JSON. Nothing is pickled. It is written aside, forced to disk and renamed: a folder with a checkpoint's name is
+whole.
+"""
+
+import json
+import os
+import platform
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
+from torch import Tensor
+
+import turngym
+from turngym_client import EnvironmentInfo
+from turngym_trainer.update import Learner
+
+_PREFIX = "iteration-"
+_TRAINING = "training"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be used, or not for this run."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentIdentity:
+    """What must not change under a run: another of these makes other episodes from the same seeds."""
+
+    id: str
+    version: str
+    split_epoch: int
+    options_json: str
+    limits: dict[str, float]
+
+    @staticmethod
+    def of(info: EnvironmentInfo) -> "EnvironmentIdentity":
+        """Identity of an environment as the server resolved it."""
+        return EnvironmentIdentity(info.id, info.version, info.split_epoch, info.options_json, asdict(info.limits))
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands.
+
+    Attributes:
+        iteration: always advances; schedules, validations and checkpoints go by it.
+        update: iterations that took at least one optimiser step.
+        optimiser_step: optimiser steps taken.
+        refused: steps refused because they were not finite.
+        averages: moving averages of the signals.
+        sizes: bytes of the run's files up to here.
+    """
+
+    iteration: int = 0
+    update: int = 0
+    optimiser_step: int = 0
+    refused: int = 0
+    averages: dict[str, float] = field(default_factory=dict[str, float])
+    sizes: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def versions() -> dict[str, str]:
+    """Versions that a run's last bits depend on."""
+    return {
+        "python": platform.python_version(),
+        "turngym": turngym.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def save_checkpoint(
+    folder: Path,
+    learner: Learner,
+    progress: Progress,
+    environment: EnvironmentIdentity,
+    config: dict[str, object],
+    keep: int,
+) -> Path:
+    """Writes a checkpoint under `folder` and removes all but the newest `keep`.
+
+    Returns:
+        The checkpoint's folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".writing-{progress.iteration:06d}"
+    shutil.rmtree(aside, ignore_errors=True)
+    learner.policy.save(aside)
+    training = aside / _TRAINING
+    training.mkdir()
+    if learner.critic is not None:
+        save_file(_contiguous(learner.critic.state_dict()), training / "critic.safetensors")
+    for name, optimiser in learner.optimisers.items():
+        save_file(_optimiser_tensors(optimiser), training / f"{name}_optimiser.safetensors")
+    state = {
+        "progress": asdict(progress),
+        "environment": asdict(environment),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        "config": config,
+    }
+    (training / "state.json").write_text(json.dumps(state, indent=1, ensure_ascii=False), encoding="utf-8")
+    for path in [*aside.rglob("*"), aside]:
+        _force(path)
+    final = folder / f"{_PREFIX}{progress.iteration:06d}"
+    _remove(final)
+    aside.rename(final)
+    _force(folder)
+    for old in checkpoints(folder)[:-keep]:
+        _remove(old)
+    return final
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints under a folder, the newest last."""
+    return sorted(folder.glob(f"{_PREFIX}*"))
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a checkpoint says beside weights.
+
+    Attributes:
+        threads: torch threads that the run had; another number rounds otherwise.
+        versions: see `versions`.
+        config: the run's settings as nested plain values.
+    """
+
+    progress: Progress
+    environment: EnvironmentIdentity
+    threads: int
+    versions: dict[str, str]
+    config: dict[str, object]
+
+
+def read_state(checkpoint: Path) -> State:
+    """Reads what a checkpoint says beside weights.
+
+    Raises:
+        CheckpointError: the folder is not a checkpoint of this trainer.
+    """
+    file = checkpoint / _TRAINING / "state.json"
+    try:
+        state = json.loads(file.read_text(encoding="utf-8"))
+        return State(
+            progress=Progress(**state["progress"]),
+            environment=EnvironmentIdentity(**state["environment"]),
+            threads=int(state["threads"]),
+            versions=state["versions"],
+            config=state["config"],
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{checkpoint} is no checkpoint of a training run: {file}: {error}") from error
+
+
+def load_learner(checkpoint: Path, learner: Learner) -> None:
+    """Restores critic and optimisers of a learner whose policy was loaded from the same checkpoint."""
+    training = checkpoint / _TRAINING
+    if learner.critic is not None:
+        learner.critic.load_state_dict(load_file(training / "critic.safetensors"))
+    for name, optimiser in learner.optimisers.items():
+        _restore_optimiser(optimiser, load_file(training / f"{name}_optimiser.safetensors"))
+
+
+def check_same_environment(then: EnvironmentIdentity, now: EnvironmentIdentity) -> None:
+    """Refuses to go on in another environment than before.
+
+    Raises:
+        CheckpointError: naming what differs.
+    """
+    before, after = asdict(then), asdict(now)
+    differences = [f"{key} was {before[key]}, is {after[key]}" for key in before if before[key] != after[key]]
+    if differences:
+        raise CheckpointError(
+            f"the server's {now.id} is not what this run was trained on: {'; '.join(differences)}. The same seeds "
+            "would make other episodes. Serve it as it was, or start a new run from this checkpoint (policy.model)"
+        )
+
+
+def _optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """State of each parameter under `index.name`; rates and the like are settings and come from there."""
+    states = cast(dict[int, dict[str, Tensor]], optimiser.state_dict()["state"])
+    return {f"{index}.{name}": tensor.contiguous() for index, of in states.items() for name, tensor in of.items()}
+
+
+def _restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    states: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        index, name = key.split(".", 1)
+        # A copy: what was read lies at whatever address it has in the file.
+        states.setdefault(int(index), {})[name] = tensor.clone()
+    optimiser.load_state_dict({"state": states, "param_groups": optimiser.state_dict()["param_groups"]})
+
+
+def _contiguous(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.contiguous() for name, tensor in state.items()}
+
+
+def _force(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(checkpoint: Path) -> None:
+    """Removes a checkpoint, renamed first: half of one must not have a checkpoint's name."""
+    if checkpoint.exists():
+        doomed = checkpoint.with_name(f".removing-{checkpoint.name}")
+        shutil.rmtree(doomed, ignore_errors=True)
+        checkpoint.rename(doomed)
+        shutil.rmtree(doomed)

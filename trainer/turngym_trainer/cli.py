@@ -1,0 +1,123 @@
+"""The command `trainer`: warm-start, train, eval, settings. Every setting is `--set section.key=value`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from turngym_client import Split, TurngymError, connect
+from turngym_trainer.checkpoint import CheckpointError, read_state
+from turngym_trainer.evaluate import choose_levels, evaluate
+from turngym_trainer.metrics import Number
+from turngym_trainer.policy import load_policy
+from turngym_trainer.settings import PRESETS, ConfigError, load_config, settings_table
+from turngym_trainer.train import RunError, resumable, train
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="StarPO-S training of LLM agents.")
+console = Console()
+
+PresetOption = Annotated[str | None, typer.Option("--preset", help=f"Set of values: {', '.join(PRESETS)}.")]
+FileOption = Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="section.key=value; see `trainer settings`. Wins over the file.")
+]
+ResumeOption = Annotated[Path | None, typer.Option("--resume", help="Folder of a run to go on with.")]
+
+
+@app.command("train")
+def train_command(
+    preset: PresetOption = None, config: FileOption = None, set_: SetOption = None, resume: ResumeOption = None
+) -> None:
+    """Trains a policy against a running environment server."""
+    if resume is not None and (preset or config):
+        _fail("--resume takes its settings from the run's folder; only --set may go with it")
+    try:
+        settings = (
+            resumable(resume, set_ or []) if resume else load_config(preset=preset, file=config, settings=set_ or [])
+        )
+        with _progress() as progress:
+            bar = progress.add_task("train", total=settings.run.iterations, now="")
+
+            def observe(metrics: Mapping[str, Number]) -> None:
+                progress.update(bar, completed=int(metrics["iteration"] or 0), now=_now(metrics))
+
+            last = train(settings, resume=resume is not None, observe=observe)
+    except (ConfigError, RunError, CheckpointError, TurngymError) as error:
+        _fail(str(error))
+    console.print(f"Last checkpoint: {last}\nMetrics: {Path(settings.run.folder) / 'metrics.jsonl'}", highlight=False)
+
+
+@app.command("eval")
+def eval_command(
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint of a run, or any policy folder.")],
+    episodes: Annotated[int, typer.Option(min=1, help="Distinct worlds (draws where the split is all).")] = 256,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Most likely tokens.")] = False,
+    preset: PresetOption = None,
+    config: FileOption = None,
+    set_: SetOption = None,
+) -> None:
+    """Plays a policy on validation levels, with the settings of its run where it has one."""
+    try:
+        base = read_state(checkpoint).config if (checkpoint / "training").is_dir() else None
+        settings = load_config(preset=preset, file=config, settings=set_ or [], base=base)
+        split = Split(settings.validation.split)
+        policy = load_policy(str(checkpoint), device=settings.run.device, dtype=settings.policy.dtype)
+        with connect(list(settings.run.server)) as client:
+            levels = choose_levels(client, settings.environment, split, run_seed=settings.run.seed, count=episodes)
+            result = evaluate(policy, client, settings, levels, split=split, greedy=greedy)
+    except (ConfigError, CheckpointError, TurngymError, RuntimeError, ValueError) as error:
+        _fail(str(error))
+    table = Table(title=f"{checkpoint} on {settings.environment.id}, split {split.value}")
+    for column in ("episodes", "success", "95 % interval", "return", "valid format", "valid action", "lost"):
+        table.add_column(column, justify="right")
+    table.add_row(
+        str(result.episodes),
+        f"{result.success:.1%}",
+        f"{result.low:.1%} to {result.high:.1%}",
+        f"{result.environment_return:.3f}",
+        f"{result.valid_format:.1%}",
+        f"{result.valid_action:.1%}",
+        str(result.lost),
+    )
+    console.print(table)
+
+
+@app.command("settings")
+def settings_command() -> None:
+    """Lists every setting with its default."""
+    table = Table("setting", "default", "meaning")
+    for key, default, meaning in settings_table():
+        table.add_row(key, default, meaning)
+    console.print(table)
+
+
+def main() -> None:
+    """Entry point of the command `trainer`."""
+    app()
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[now]}"),
+        console=console,
+    )
+
+
+def _now(metrics: Mapping[str, Number]) -> str:
+    """The few numbers that a progress bar has room for."""
+    shown = {"reward": "average/train/reward", "success": "average/train/success", "validation": "validation/success"}
+    return "  ".join(f"{name} {value:.3f}" for name, key in shown.items() if (value := metrics.get(key)) is not None)
+
+
+def _fail(message: str) -> NoReturn:
+    """Prints what is wrong and exits with status 2."""
+    Console(stderr=True).print(f"trainer: {message}", style="red", highlight=False, markup=False)
+    raise typer.Exit(2)

@@ -1,0 +1,58 @@
+"""The critic: a value of each action token, read at the position before it.
+
+The head starts at zero, so the first advantages are plain returns. Inside, everything is divided by the declared range
+of returns, so that rates and clips mean the same in every environment; outside, values are in the environment's units.
+"""
+
+import copy
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from turngym_trainer.batch import Batch
+from turngym_trainer.logprobs import MicroBatch, hidden_states, micro_batches
+
+
+class Critic(nn.Module):
+    """A value head over a trunk.
+
+    Args:
+        model: the starting policy. With an own trunk its weights are copied, else its trunk is read and trained along.
+        own_trunk: see above.
+        reward_range: largest absolute return of an episode.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, own_trunk: bool, reward_range: float) -> None:
+        super().__init__()
+        self.own_trunk = own_trunk
+        self.reward_range = reward_range
+        self.head = nn.Linear(int(model.config.hidden_size), 1, device=model.device, dtype=torch.float32)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        trunk = model.base_model
+        if own_trunk:
+            self.trunk = copy.deepcopy(trunk)
+        else:
+            # In a tuple, so that the policy's weights are not taken for the critic's.
+            self._policy_trunk = (trunk,)
+
+    def hidden(self, part: MicroBatch) -> Tensor:
+        """Hidden states at the positions before the action tokens, [K, H]."""
+        trunk = self.trunk if self.own_trunk else self._policy_trunk[0]
+        return hidden_states(trunk, part.ids)[part.positions]
+
+    def scaled_values(self, hidden: Tensor) -> Tensor:
+        """Values divided by the reward range, float32 [K]."""
+        return cast(Tensor, self.head(hidden.float())).squeeze(-1)
+
+    @torch.no_grad()
+    def values(self, batch: Batch, token_budget: int) -> NDArray[np.float64]:
+        """V of every action token of a batch, in the environment's units, [N]."""
+        values = np.zeros(len(batch.logprobs), dtype=np.float64)
+        for part in micro_batches(batch, np.arange(len(batch.rows)), token_budget, self.head.weight.device):
+            values[part.tokens] = self.scaled_values(self.hidden(part)).cpu().numpy()
+        return values * self.reward_range

@@ -1,0 +1,464 @@
+"""StarPO and StarPO-S: the iteration of RAGEN (arXiv 2504.20073), from rollout to checkpoint.
+
+`train` reads like the paper; each step is a function of a module of its own. Departures from the paper: every episode
+has its own noise seed (RAGEN's groups share theirs), the penalty for an invalid turn is the trainer's and not the
+environment's, and validation plays distinct worlds of a split that training never meets.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from turngym_client import Client, EpisodeRequest, Split, connect
+from turngym_trainer import seeds
+from turngym_trainer.advantage import ADVANTAGES, Episodes, whiten
+from turngym_trainer.batch import lay_out
+from turngym_trainer.checkpoint import (
+    CheckpointError,
+    EnvironmentIdentity,
+    Progress,
+    State,
+    check_same_environment,
+    checkpoints,
+    load_learner,
+    read_state,
+    save_checkpoint,
+)
+from turngym_trainer.config import Config
+from turngym_trainer.evaluate import choose_levels, context_of, environment_limits, evaluate
+from turngym_trainer.filter import FILTERS, Spreads, spreads
+from turngym_trainer.loss import kl_penalty
+from turngym_trainer.metrics import METRICS, Number, RunLog
+from turngym_trainer.policy import Policy, load_policy
+from turngym_trainer.reward import lay_on_rows, turn_rewards
+from turngym_trainer.rollout import Planned, Rollout, Sampling, collect
+from turngym_trainer.settings import changed_keys, config_from_tree, config_tree, load_config, to_toml
+from turngym_trainer.signals import episode_signals, explained_variance, smooth, token_signals
+from turngym_trainer.trajectory import Trajectory
+from turngym_trainer.update import Learner, Lesson, Place
+
+CONFIG = "config.toml"
+CHECKPOINTS = "checkpoints"
+REFERENCE = "reference"
+
+MAY_CHANGE_ON_RESUME = frozenset({"run.folder", "run.server", "run.iterations", "checkpoint.every", "checkpoint.keep"})
+"""Settings that no number of a run depends on, so that a resumed run may change them."""
+
+
+class RunError(RuntimeError):
+    """A run that cannot start or go on; says what to do."""
+
+
+Observer = Callable[[Mapping[str, Number]], None]
+"""Is told each iteration's metrics as they are written."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A run in progress."""
+
+    config: Config
+    folder: Path
+    client: Client
+    environment: EnvironmentIdentity
+    learner: Learner
+    levels: list[int]
+    progress: Progress
+    log: RunLog
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """Episodes with what they are worth and which of them are learnt from.
+
+    Attributes:
+        trajectories: B episodes of complete groups.
+        turn_rewards: reward of each turn, shaping included, B arrays.
+        rewards: their sums, [B].
+        groups: group of each episode, [B].
+        spread: how rewards spread in each group.
+        kept: which episodes' groups the filter keeps, [B].
+    """
+
+    trajectories: tuple[Trajectory, ...]
+    turn_rewards: tuple[NDArray[np.float64], ...]
+    rewards: NDArray[np.float64]
+    groups: NDArray[np.int64]
+    spread: Spreads
+    kept: NDArray[np.bool_]
+
+
+def train(config: Config, *, resume: bool = False, observe: Observer = lambda metrics: None) -> Path:
+    """Runs a training to its last iteration.
+
+    Args:
+        config: everything that decides the run.
+        resume: go on from the newest checkpoint in `run.folder` (from the beginning if there is none yet).
+        observe: told each iteration's metrics.
+
+    Returns:
+        The last checkpoint's folder, which transformers loads.
+
+    Raises:
+        RunError: the folder holds a run and `resume` is False, or holds none and it is True; settings changed; or an
+            iteration lost all its episodes.
+        CheckpointError: the newest checkpoint cannot be used, or not with this environment.
+        TurngymError: the server cannot be used.
+    """
+    with _open_run(config, resume=resume) as run:
+        while run.progress.iteration < config.run.iterations:
+            iteration = run.progress.iteration + 1
+            began = time.perf_counter()
+
+            rollout = roll_out(run, iteration)
+            collected = time.perf_counter()
+
+            graded = grade(rollout.trajectories, config)
+            learnt = learn(run.learner, graded, config, iteration)
+            updated = time.perf_counter()
+
+            validated = validate(run, iteration) if _due(iteration, config.validation.every, config) else {}
+            ended = time.perf_counter()
+
+            metrics = {
+                **episode_signals(graded.trajectories, graded.rewards, graded.spread),
+                "train/lost": len(rollout.lost),
+                "train/dropped": len(rollout.trajectories) - len(graded.trajectories),
+                **learnt,
+                **validated,
+            }
+            metrics = _advance(run, iteration, metrics)
+            clock = {
+                "time": time.time(),
+                "iteration_seconds": ended - began,
+                "rollout_seconds": collected - began,
+                "waiting_seconds": rollout.waiting_seconds,
+                "update_seconds": updated - collected,
+                "validation_seconds": ended - updated,
+            }
+            run.log.write_metrics(iteration, metrics, clock)
+            if config.run.trajectories_every and iteration % config.run.trajectories_every == 0:
+                rewards, kept = graded.rewards.tolist(), graded.kept.tolist()
+                run.log.write_trajectories(iteration, zip(graded.trajectories, rewards, kept, strict=True))
+            if _due(iteration, config.checkpoint.every, config):
+                _checkpoint(run)
+            observe(metrics)
+        return checkpoints(run.folder / CHECKPOINTS)[-1]
+
+
+def roll_out(run: Run, iteration: int) -> Rollout:
+    """Plays P level seeds × N episodes, each with its own noise seed.
+
+    Raises:
+        RunError: every episode was lost.
+    """
+    config = run.config
+    seed = config.run.seed
+    plan = [
+        Planned(
+            EpisodeRequest(
+                environment_id=config.environment.id,
+                options=config.environment.options,
+                limits=environment_limits(config.environment),
+                split=Split(config.environment.split),
+                level_seed=seeds.level_seed(seed, iteration, 0, group),
+                noise_seed=seeds.noise_seed(seed, iteration, 0, group, member),
+                expected_version=run.environment.version,
+            ),
+            group=group,
+            member=member,
+        )
+        for group in range(config.rollout.groups)
+        for member in range(config.rollout.group_size)
+    ]
+    rollout = collect(
+        run.learner.policy,
+        run.client,
+        plan,
+        context=context_of(config),
+        sampling=Sampling(config.rollout.max_response_tokens, config.rollout.temperature),
+        uniforms=lambda group, member, turn, count: seeds.token_uniforms(
+            seed, iteration, 0, group, member, turn, count
+        ),
+        parts=config.rollout.parts,
+    )
+    if not rollout.trajectories:
+        raise RunError(
+            f"iteration {iteration}: all {len(plan)} episodes were lost, the first to: {rollout.lost[0].error}. "
+            "Nothing was learnt from it; see to the server and resume"
+        )
+    return rollout
+
+
+def grade(trajectories: tuple[Trajectory, ...], config: Config) -> Graded:
+    """Rewards episodes and filters groups. A group that lost more than half of its members is dropped before.
+
+    Raises:
+        RunError: no group is left.
+    """
+    whole = complete_groups(trajectories, config.rollout.group_size)
+    if not whole:
+        raise RunError(
+            f"all groups lost more than half of their {config.rollout.group_size} members; see to the server and resume"
+        )
+    by_turn = tuple(turn_rewards(trajectory, config.reward) for trajectory in whole)
+    rewards = np.array([of_turns.sum() for of_turns in by_turn], dtype=np.float64)
+    task = np.array([trajectory.environment_return for trajectory in whole], dtype=np.float64)
+    groups = np.array([trajectory.group for trajectory in whole], dtype=np.int64)
+    environments = tuple(trajectory.environment for trajectory in whole)
+    spread = spreads(rewards if config.filter.on == "reward" else task, groups, environments)
+    kept_groups = spread.groups[FILTERS[config.filter.kind](spread, config.filter)]
+    return Graded(whole, by_turn, rewards, groups, spread, np.isin(groups, kept_groups))
+
+
+def complete_groups(trajectories: tuple[Trajectory, ...], group_size: int) -> tuple[Trajectory, ...]:
+    """Episodes of groups that have at least half of their members, and at least one turn each."""
+    played = [trajectory for trajectory in trajectories if trajectory.turns]
+    members: dict[int, int] = {}
+    for trajectory in played:
+        members[trajectory.group] = members.get(trajectory.group, 0) + 1
+    return tuple(trajectory for trajectory in played if 2 * members[trajectory.group] >= group_size)
+
+
+def learn(learner: Learner, graded: Graded, config: Config, iteration: int) -> dict[str, Number]:
+    """Advantages and update. Returns metrics.
+
+    The actor learns from the kept groups, the critic from them or from all (`critic.on`); where none is kept, the
+    critic still learns from all. Without a critic, kept groups that are all constant teach nothing: no step is taken.
+    """
+    estimator = ADVANTAGES[config.advantage.kind]
+    everything = estimator.needs_critic and (config.critic.on == "all" or not bool(graded.kept.any()))
+    chosen = np.flatnonzero(graded.kept | everything)
+    metrics: dict[str, Number] = {
+        "update/kept_episodes": int(graded.kept.sum()),
+        **token_signals(lay_out(graded.trajectories), graded.groups),
+    }
+    if len(chosen) == 0:
+        return metrics
+    batch = lay_out([graded.trajectories[int(episode)] for episode in chosen])
+    kept = graded.kept[chosen]
+    metrics["update/kept_tokens"] = int(batch.lengths[kept].sum())
+
+    rewards = batch.gather(
+        [
+            row
+            for episode in chosen
+            for row in lay_on_rows(graded.trajectories[int(episode)], graded.turn_rewards[int(episode)])
+        ]
+    )
+    old = batch.logprobs
+    if config.update.old_logprobs == "recomputed":
+        old = learner.logprobs(batch)
+        metrics["update/sampler_gap"] = float(np.abs(old - batch.logprobs).mean())
+    reference = learner.reference_logprobs(batch) if learner.reference is not None else None
+    if reference is not None:
+        metrics["update/reference_gap"] = float((old.astype(np.float64) - reference).mean())
+        if config.kl.place == "reward":
+            rewards = rewards + kl_penalty(old.astype(np.float64), reference.astype(np.float64), config.kl)
+    values = learner.values(batch) if learner.critic is not None else None
+
+    mask = batch.mask
+    result = estimator.function(
+        Episodes(
+            mask=mask,
+            rewards=batch.padded(rewards),
+            turn_ends=batch.padded_turn_ends(),
+            returns=graded.rewards[chosen],
+            groups=graded.groups[chosen],
+            values=None if values is None else batch.padded(values),
+        ),
+        config.advantage,
+    )
+    advantages = result.advantages
+    if estimator.whiten and bool(kept.any()):
+        advantages = whiten(advantages, mask & kept[:, None])
+    targets = None if result.targets is None else result.targets[mask]
+    if values is not None and targets is not None:
+        metrics["update/explained_variance"] = explained_variance(values, targets)
+
+    teaches = estimator.needs_critic or bool(advantages.any())
+    warming = estimator.needs_critic and iteration <= config.critic.warmup_iterations
+    report = learner.update(
+        Lesson(
+            batch=batch,
+            old_logprobs=old,
+            advantages=advantages[mask],
+            targets=targets,
+            sampler_logprobs=batch.logprobs if config.update.old_logprobs == "recomputed" else None,
+            reference_logprobs=reference if config.kl.place == "loss" else None,
+        ),
+        actor_episodes=np.flatnonzero(kept & teaches & (not warming)),
+        critic_episodes=np.arange(len(chosen)) if learner.critic is not None else np.arange(0),
+        place=Place(iteration),
+    )
+    return {**metrics, **_report_metrics(asdict(report), optimiser_steps=report.optimiser_steps)}
+
+
+def validate(run: Run, iteration: int) -> dict[str, Number]:
+    """Plays the validation levels. Returns metrics."""
+    config = run.config.validation
+    result = evaluate(
+        run.learner.policy,
+        run.client,
+        run.config,
+        run.levels,
+        split=Split(config.split),
+        greedy=config.greedy,
+        version=run.environment.version,
+    )
+    return {f"validation/{name}": value for name, value in asdict(result).items()}
+
+
+def _report_metrics(report: Mapping[str, Number], *, optimiser_steps: int) -> dict[str, Number]:
+    return {**{f"update/{name}": value for name, value in report.items()}, "update/optimiser_steps": optimiser_steps}
+
+
+def _advance(run: Run, iteration: int, metrics: Mapping[str, Number]) -> dict[str, Number]:
+    """Moves the counters and averages on. Returns the metrics with them in front."""
+    before = run.progress
+    steps, refused = int(metrics.get("update/optimiser_steps") or 0), int(metrics.get("update/refused") or 0)
+    run.progress = replace(
+        before,
+        iteration=iteration,
+        update=before.update + (steps > 0),
+        optimiser_step=before.optimiser_step + steps,
+        refused=before.refused + refused,
+        averages=smooth(before.averages, metrics),
+    )
+    return {
+        "iteration": iteration,
+        "update": run.progress.update,
+        "optimiser_step": run.progress.optimiser_step,
+        "refused": run.progress.refused,
+        **metrics,
+        **{f"average/{name}": value for name, value in run.progress.averages.items()},
+    }
+
+
+def _due(iteration: int, every: int, config: Config) -> bool:
+    """Every so many iterations and at the last one; 0: never."""
+    return every > 0 and (iteration % every == 0 or iteration == config.run.iterations)
+
+
+def _checkpoint(run: Run) -> None:
+    run.progress = replace(run.progress, sizes=run.log.sizes())
+    save_checkpoint(
+        run.folder / CHECKPOINTS,
+        run.learner,
+        run.progress,
+        run.environment,
+        config_tree(run.config),
+        run.config.checkpoint.keep,
+    )
+
+
+@contextlib.contextmanager
+def _open_run(config: Config, *, resume: bool) -> Generator[Run]:
+    """Everything that a run holds open, restored from its newest checkpoint where it is resumed."""
+    folder = Path(config.run.folder)
+    _claim(folder, config, resume=resume)
+    found = checkpoints(folder / CHECKPOINTS) if resume else []
+    newest = found[-1] if found else None
+    state = read_state(newest) if newest else None
+    _set_threads(config, state)
+    with connect(list(config.run.server)) as client:
+        info = client.environment(
+            config.environment.id, options=config.environment.options, limits=environment_limits(config.environment)
+        )
+        environment = EnvironmentIdentity.of(info)
+        if config.environment.version and config.environment.version != environment.version:
+            raise RunError(
+                f"the server has {environment.id} {environment.version}, environment.version asks for "
+                f"{config.environment.version}"
+            )
+        if state is not None:
+            check_same_environment(state.environment, environment)
+        learner = _make_learner(config, folder, newest)
+        progress = state.progress if state else Progress()
+        levels: list[int] = []
+        if config.validation.every:
+            levels = choose_levels(
+                client,
+                config.environment,
+                Split(config.validation.split),
+                run_seed=config.run.seed,
+                count=config.validation.episodes,
+                version=environment.version,
+            )
+        with RunLog(folder, progress.sizes, progress.iteration) as log:
+            yield Run(config, folder, client, environment, learner, levels, progress, log)
+
+
+def _claim(folder: Path, config: Config, *, resume: bool) -> None:
+    """Takes the folder for this run, and keeps the settings in it."""
+    file = folder / CONFIG
+    if resume:
+        if not file.exists():
+            raise RunError(f"{folder} holds no run to resume: there is no {CONFIG} in it")
+        changed = set(changed_keys(load_config(file=file), config)) - MAY_CHANGE_ON_RESUME
+        if "run.iterations" in changed_keys(load_config(file=file), config) and config.update.schedule != "constant":
+            changed.add("run.iterations (the learning rate's schedule depends on it)")
+        if changed:
+            raise RunError(
+                f"{', '.join(sorted(changed))}: cannot be changed on resume, the run would not be the one it was; "
+                "start a new run from its checkpoint (policy.model=CHECKPOINT)"
+            )
+    elif (folder / METRICS).exists() or file.exists():
+        raise RunError(f"{folder} holds a run already; resume it (--resume {folder}) or choose another run.folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".{CONFIG}"
+    aside.write_text(to_toml(config), encoding="utf-8")
+    aside.replace(file)
+
+
+def _set_threads(config: Config, state: State | None) -> None:
+    """A run keeps its number of torch threads: sums are split by threads, and rounded where they are split."""
+    if threads := config.run.threads or (state.threads if state else 0):
+        torch.set_num_threads(threads)
+
+
+def _make_learner(config: Config, folder: Path, checkpoint: Path | None) -> Learner:
+    def load(spec: str) -> Policy:
+        return load_policy(spec, device=config.run.device, dtype=config.policy.dtype, seed=config.run.seed)
+
+    policy = load(str(checkpoint) if checkpoint else config.policy.model)
+    reference = None
+    if config.kl.coefficient > 0.0:
+        kept = folder / REFERENCE
+        if checkpoint is None:
+            policy.save(kept)
+        elif not kept.exists():
+            raise CheckpointError(f"{kept} is gone: the KL divergence of this run was measured from it")
+        reference = load(str(kept))
+    learner = Learner(policy, config, with_critic=ADVANTAGES[config.advantage.kind].needs_critic, reference=reference)
+    if checkpoint is not None:
+        load_learner(checkpoint, learner)
+    return learner
+
+
+def resumable(folder: Path, settings: list[str]) -> Config:
+    """Settings of the run in a folder, with some changed on the command line.
+
+    Raises:
+        RunError: the folder holds no run.
+        ConfigError: the settings cannot be used.
+    """
+    file = folder / CONFIG
+    if not file.exists():
+        raise RunError(f"{folder} holds no run to resume: there is no {CONFIG} in it")
+    return load_config(file=file, settings=[*settings, f"run.folder={str(folder)!r}"])
+
+
+def checkpoint_config(checkpoint: Path) -> Config:
+    """Settings of the run that a checkpoint is of.
+
+    Raises:
+        CheckpointError: the folder is no checkpoint of a training run.
+    """
+    return config_from_tree(read_state(checkpoint).config)

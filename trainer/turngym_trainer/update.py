@@ -1,0 +1,332 @@
+"""One iteration's optimiser steps on actor and critic.
+
+Letters as in `batch`: B episodes, N action tokens. Advantages, targets and log-probabilities come as arrays [N] in the
+batch's flat order. Knows nothing of rewards, groups or environments.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turngym_trainer import seeds
+from turngym_trainer.batch import Batch
+from turngym_trainer.config import Config
+from turngym_trainer.critic import Critic
+from turngym_trainer.logprobs import MicroBatch, Scorer, micro_batches
+from turngym_trainer.loss import clipped_surrogate, kl_loss, sampler_weights, token_weights, value_loss
+from turngym_trainer.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What one iteration learns from, each array [N].
+
+    Attributes:
+        old_logprobs: under the policy that the ratio is taken against.
+        sampler_logprobs: under the sampler, where those differ; None: they do not.
+        reference_logprobs: None unless the KL divergence is in the loss.
+        advantages: whitened where they are to be.
+        targets: the critic's, in the environment's units; None without a critic.
+    """
+
+    batch: Batch
+    old_logprobs: NDArray[np.float32]
+    advantages: NDArray[np.float64]
+    targets: NDArray[np.float64] | None = None
+    sampler_logprobs: NDArray[np.float32] | None = None
+    reference_logprobs: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a run an update falls: what its order of episodes and its rates are a function of."""
+
+    iteration: int
+    attempt: int = 0
+
+
+@dataclass(slots=True)
+class UpdateReport:
+    """What an update did. Means are over action tokens, or mini-batches where there is one value each.
+
+    Attributes:
+        actor_steps, critic_steps: optimiser steps taken.
+        refused: steps not taken because a loss or gradient was not finite.
+        gradient_norm: mean norm before clipping, of the actor. gradient_norm_max: the greatest.
+        clip_high, clip_low, clip_dual: share of tokens whose gradient a bound took away.
+        ratio_max: greatest π/π_old. old_kl: mean of ρ − 1 − log ρ.
+        reference_kl: mean of the estimate in the loss, before β.
+    """
+
+    actor_steps: int = 0
+    critic_steps: int = 0
+    refused: int = 0
+    policy_loss: float = 0.0
+    value_loss: float = 0.0
+    entropy: float = 0.0
+    gradient_norm: float = 0.0
+    gradient_norm_max: float = 0.0
+    critic_gradient_norm: float = 0.0
+    clip_high: float = 0.0
+    clip_low: float = 0.0
+    clip_dual: float = 0.0
+    ratio_max: float = 0.0
+    old_kl: float = 0.0
+    reference_kl: float = 0.0
+
+    @property
+    def optimiser_steps(self) -> int:
+        """Steps of either optimiser; one that trains both counts once."""
+        return max(self.actor_steps, self.critic_steps)
+
+
+class Learner:
+    """Actor, critic and reference with their optimisers.
+
+    Attributes:
+        critic: None where the advantage needs none.
+        reference: what the KL divergence is measured from; None where β is 0.
+        optimisers: by name: `actor`, and `critic` where it has a trunk of its own.
+    """
+
+    def __init__(self, policy: Policy, config: Config, *, with_critic: bool, reference: Policy | None) -> None:
+        self._config = config
+        self._budget = config.update.microbatch_tokens
+        self.policy = policy
+        _realign(policy)
+        self.scorer = Scorer(policy.model, config.rollout.temperature)
+        self.reference = Scorer(reference.model, config.rollout.temperature) if reference else None
+        self.critic = (
+            Critic(
+                policy.model,
+                own_trunk=config.critic.trunk == "own",
+                reward_range=config.environment.reward_range,
+            )
+            if with_critic
+            else None
+        )
+        self._actor_parameters = list(policy.model.parameters())
+        critic_parameters = list(self.critic.parameters()) if self.critic else []
+        self._critic_parameters = critic_parameters
+        groups: list[dict[str, object]] = [{"params": self._actor_parameters, "of": "actor"}]
+        self._joint = self.critic is not None and not self.critic.own_trunk
+        if self._joint:
+            groups.append({"params": critic_parameters, "of": "critic"})
+        self.optimisers = {"actor": self._optimiser(groups)}
+        if self.critic is not None and self.critic.own_trunk:
+            self.optimisers["critic"] = self._optimiser([{"params": critic_parameters, "of": "critic"}])
+
+    def _optimiser(self, groups: list[dict[str, object]]) -> torch.optim.AdamW:
+        return torch.optim.AdamW(groups, lr=0.0, weight_decay=self._config.update.weight_decay, fused=True)
+
+    def logprobs(self, batch: Batch) -> NDArray[np.float32]:
+        """Log-probabilities under the policy as it is, [N]."""
+        return self.scorer.logprobs(batch, self._budget)
+
+    def reference_logprobs(self, batch: Batch) -> NDArray[np.float32]:
+        """Log-probabilities under the reference policy, [N]."""
+        assert self.reference is not None
+        return self.reference.logprobs(batch, self._budget)
+
+    def values(self, batch: Batch) -> NDArray[np.float64]:
+        """The critic's values, [N]."""
+        assert self.critic is not None
+        return self.critic.values(batch, self._budget)
+
+    def update(
+        self,
+        lesson: Lesson,
+        *,
+        actor_episodes: NDArray[np.int64],
+        critic_episodes: NDArray[np.int64],
+        place: Place,
+    ) -> UpdateReport:
+        """Trains the actor and the critic, each on its episodes of the lesson (none: it stays as it is).
+
+        Steps whose loss or gradient is not finite are refused and counted; weights and optimiser stay as they were.
+        """
+        self._set_rates(place.iteration)
+        report = UpdateReport()
+        if self._joint and len(actor_episodes):
+            assert np.array_equal(actor_episodes, critic_episodes), "a shared trunk learns both from the same episodes"
+            self._pass(lesson, actor_episodes, report, place, actor=True, critic=True)
+            return report
+        if len(actor_episodes):
+            self._pass(lesson, actor_episodes, report, place, actor=True, critic=False)
+        if len(critic_episodes) and self.critic is not None:
+            self._pass(lesson, critic_episodes, report, place, actor=False, critic=True)
+        return report
+
+    def _set_rates(self, iteration: int) -> None:
+        """Learning rates of an iteration (from 1)."""
+        config = self._config
+        left = 1.0 if config.update.schedule == "constant" else 1.0 - (iteration - 1) / config.run.iterations
+        rates = {"actor": config.update.learning_rate * left, "critic": config.critic.learning_rate * left}
+        for optimiser in self.optimisers.values():
+            for group in optimiser.param_groups:
+                group["lr"] = rates[cast(str, group["of"])]
+
+    def _pass(
+        self,
+        lesson: Lesson,
+        episodes: NDArray[np.int64],
+        report: UpdateReport,
+        place: Place,
+        *,
+        actor: bool,
+        critic: bool,
+    ) -> None:
+        """`epochs` passes over some episodes, in mini-batches whose sizes differ by at most one."""
+        config = self._config
+        parts = -(-len(episodes) // config.update.minibatch_episodes)
+        sums = _Sums()
+        for epoch in range(config.update.epochs):
+            order = seeds.permutation(
+                config.run.seed, place.iteration, place.attempt, epoch, len(episodes), purpose="update"
+            )
+            for minibatch in np.array_split(episodes[order], parts):
+                self._step(lesson, np.sort(minibatch), sums, actor=actor, critic=critic)
+        sums.write(report, actor=actor, critic=critic)
+
+    def _step(self, lesson: Lesson, minibatch: NDArray[np.int64], sums: "_Sums", *, actor: bool, critic: bool) -> None:
+        """One optimiser step: gradients of all micro-batches, checked, clipped, applied."""
+        batch, device = lesson.batch, self.policy.device
+        lengths = batch.lengths
+        weights = np.zeros(len(batch.logprobs))
+        weights[batch.tokens_of(minibatch)] = np.repeat(
+            token_weights(lengths[minibatch], self._config.update.aggregation), lengths[minibatch]
+        )
+        uniform = 1.0 / int(lengths[minibatch].sum())
+        loss = torch.zeros((), device=device)
+        for part in micro_batches(batch, batch.rows_of(minibatch), self._budget, device):
+            part_loss = torch.zeros((), device=device)
+            hidden: Tensor | None = None
+            if actor:
+                hidden = self.scorer.hidden(part)
+                part_loss = part_loss + self._actor_loss(lesson, part, hidden, weights, sums)
+            if critic:
+                part_loss = part_loss + self._critic_loss(lesson, part, hidden, uniform, sums)
+            cast(None, part_loss.backward())  # pyright: ignore[reportUnknownMemberType]
+            loss += part_loss.detach()
+        optimiser = self.optimisers["actor" if actor or self._joint else "critic"]
+        parameters = (self._actor_parameters if actor else []) + (self._critic_parameters if critic else [])
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self._config.update.gradient_clip)
+        if bool(torch.isfinite(loss)) and bool(torch.isfinite(norm)):
+            optimiser.step()
+            sums.stepped(float(norm))
+        else:
+            sums.refused += 1
+        optimiser.zero_grad(set_to_none=True)
+
+    def _actor_loss(
+        self, lesson: Lesson, part: MicroBatch, hidden: Tensor, weights: NDArray[np.float64], sums: "_Sums"
+    ) -> Tensor:
+        config = self._config
+
+        def pick(values: NDArray[np.float32] | NDArray[np.float64]) -> Tensor:
+            return torch.from_numpy(values[part.tokens].astype(np.float32)).to(hidden.device)
+
+        logprobs, entropy = self.scorer.score(part, hidden)
+        old, weight = pick(lesson.old_logprobs), pick(weights)
+        corrected = weight
+        if lesson.sampler_logprobs is not None:
+            corrected = weight * sampler_weights(old, pick(lesson.sampler_logprobs))
+        surrogate = clipped_surrogate(logprobs, old, pick(lesson.advantages), corrected, config.update)
+        loss = surrogate.loss - config.update.entropy * (weight * entropy).sum()
+        reference_kl = torch.zeros((), device=hidden.device)
+        if lesson.reference_logprobs is not None:
+            reference_kl = kl_loss(logprobs, pick(lesson.reference_logprobs), weight, config.kl)
+            loss = loss + reference_kl
+        log_ratio = surrogate.ratio.log()
+        sums.actor(
+            tokens=len(part.tokens),
+            totals={
+                "policy_loss": surrogate.loss,
+                "reference_kl": reference_kl / config.kl.coefficient if lesson.reference_logprobs is not None else 0.0,
+            },
+            token_totals={
+                "entropy": entropy.sum(),
+                "clip_high": surrogate.clipped_high.sum(),
+                "clip_low": surrogate.clipped_low.sum(),
+                "clip_dual": surrogate.clipped_dual.sum(),
+                "old_kl": (surrogate.ratio - 1.0 - log_ratio).sum(),
+            },
+            ratio_max=float(surrogate.ratio.max()),
+        )
+        return loss
+
+    def _critic_loss(
+        self, lesson: Lesson, part: MicroBatch, hidden: Tensor | None, weight: float, sums: "_Sums"
+    ) -> Tensor:
+        """The critic's loss. Alone, a head on a shared trunk trains without moving the trunk."""
+        assert self.critic is not None
+        assert lesson.targets is not None
+        if hidden is None:
+            hidden = self.critic.hidden(part)
+            if self._joint:
+                hidden = hidden.detach()
+        scaled = (lesson.targets[part.tokens] / self.critic.reward_range).astype(np.float32)
+        targets = torch.from_numpy(scaled).to(hidden.device)
+        loss = value_loss(self.critic.scaled_values(hidden), targets, torch.full_like(targets, weight))
+        sums.totals["value_loss"] = sums.totals.get("value_loss", 0.0) + float(loss.detach())
+        return loss * self._config.critic.coefficient if self._joint else loss
+
+
+def _realign(policy: Policy) -> None:
+    """Copies each weight to an address of torch's own choice.
+
+    Weights that were read from a file lie where they lie in the file, and kernels may round differently on unaligned
+    memory: a resumed run would leave an undisturbed one in the last bit.
+    """
+    for parameter in policy.model.parameters():
+        parameter.data = parameter.data.clone()
+
+
+class _Sums:
+    """What the mini-batches of a pass add up to."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, float] = {}
+        self.token_totals: dict[str, float] = {}
+        self.tokens = 0
+        self.ratio_max = 0.0
+        self.norms: list[float] = []
+        self.refused = 0
+
+    def actor(
+        self,
+        *,
+        tokens: int,
+        totals: dict[str, Tensor | float],
+        token_totals: dict[str, Tensor],
+        ratio_max: float,
+    ) -> None:
+        self.tokens += tokens
+        self.ratio_max = max(self.ratio_max, ratio_max)
+        for name, value in totals.items():
+            self.totals[name] = self.totals.get(name, 0.0) + float(value)
+        for name, value in token_totals.items():
+            self.token_totals[name] = self.token_totals.get(name, 0.0) + float(value)
+
+    def stepped(self, norm: float) -> None:
+        self.norms.append(norm)
+
+    def write(self, report: UpdateReport, *, actor: bool, critic: bool) -> None:
+        steps = len(self.norms)
+        report.refused += self.refused
+        for name, total in self.totals.items():
+            setattr(report, name, total / (steps + self.refused))
+        for name, total in self.token_totals.items():
+            setattr(report, name, total / self.tokens)
+        mean_norm = float(np.mean(self.norms)) if steps else 0.0
+        if actor:
+            report.actor_steps, report.ratio_max = steps, self.ratio_max
+            report.gradient_norm, report.gradient_norm_max = mean_norm, max(self.norms, default=0.0)
+        if critic:
+            report.critic_steps = steps
+            if not actor:
+                report.critic_gradient_norm = mean_norm
