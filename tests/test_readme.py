@@ -1,0 +1,64 @@
+"""The README's examples run as they stand, but for the address of the server."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def example(name: str) -> str:
+    """The Python block that follows the comment `<!-- test: name -->`."""
+    match = re.search(rf"<!-- test: {name} -->\n```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert match, f"the README has no example {name!r}"
+    return match[1]
+
+
+def test_every_python_example_is_tested() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert text.count("```python") == len(re.findall(r"<!-- test: \w+ -->\n```python", text)) == 3
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a server with the README's own environment beside ours."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "number.py").write_text(example("environment"), encoding="utf-8")
+    command = [sys.executable, "-m", "turngym_server.cli", "--port", "0"]
+    for environment in ("sokoban", "frozen_lake", "number:Number"):
+        command += ["--env", environment]
+    process = subprocess.Popen(command, cwd=folder, env={"PYTHONPATH": str(folder)}, stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout is not None
+        first_line = process.stdout.readline()
+        assert "frozen_lake, number, sokoban" in first_line
+        yield re.findall(r"127\.0\.0\.1:\d+", first_line)[0]
+        process.terminate()
+
+
+def run(code: str) -> str:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize(("name", "printed"), [("client", r"solved \d+ of 16\n"), ("gymnasium", "")])
+def test_client_examples_run(server: str, name: str, printed: str) -> None:
+    assert re.fullmatch(printed, run(example(name).replace("localhost:50051", server)))
+
+
+def test_the_environment_of_the_readme_can_be_solved_over_the_wire(server: str) -> None:
+    code = f"""
+import turngym_client
+with turngym_client.connect({server!r}) as client:
+    episode = client.reset("number", level_seed=1)
+    while not episode.done:
+        transition = episode.step(episode.advise().actions)
+    assert episode.step_index > 1
+    print(transition.success, transition.reward)
+"""
+    assert run(code) == "True 1.0\n"
