@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ DRAWS_PER_WORLD = 50
 """A block ends after so many draws for each world wanted, where a split has fewer worlds than that."""
 CHAO_DRAWS = 20_000
 FEW_WORLDS = 200
-"""Families with fewer held-out worlds are not divided."""
+"""Options with fewer held-out worlds are not divided: only split `all` has scores."""
 
 GRID_LIMITS = (Limits(5, 10, 5), Limits(10, 10, 1), Limits(2, 10, 5))
 
@@ -132,13 +132,23 @@ def chao1(draws: Counter[bytes]) -> float:
     return len(draws) + once * (once - 1) / (2 * (twice + 1))
 
 
-def count_worlds(spec: EnvironmentSpec, options: Options, split: Split) -> dict[str, object]:
+@dataclass(frozen=True)
+class WorldCount:
+    """Worlds of a split: all of them, or Chao1's estimate from the distinct worlds of a sample."""
+
+    worlds: int
+    exact: bool
+    sample: int = 0
+    distinct: int = 0
+
+
+def count_worlds(spec: EnvironmentSpec, options: Options, split: Split) -> WorldCount:
     counts = exact_counts(spec.id, options.model_dump_json())
     if counts is not None:
-        return {"worlds": counts[split], "exact": True, "sample": 0, "distinct": 0}
+        return WorldCount(counts[split], exact=True)
     environment = spec.environment(options)
     draws = Counter(world for seed in range(CHAO_DRAWS) if (world := draw(spec, environment, split, seed)) is not None)
-    return {"worlds": round(chao1(draws)), "exact": False, "sample": draws.total(), "distinct": len(draws)}
+    return WorldCount(round(chao1(draws)), exact=False, sample=draws.total(), distinct=len(draws))
 
 
 def reference(values: list[float | None]) -> dict[str, object] | None:
@@ -159,7 +169,7 @@ def blocks_of_worlds(
 ) -> Iterator[Any]:
     """The environment, standing at the start of each instance in turn."""
     environment = spec.environment(options)
-    wanted = min(BLOCK, int(worlds))
+    wanted = min(BLOCK, worlds)
     for block in range(blocks if wanted == BLOCK else 1):
         met: set[bytes] = set()
         for seed in range(block << 32, (block << 32) + DRAWS_PER_WORLD * wanted):
@@ -174,15 +184,13 @@ def blocks_of_worlds(
 def entries(spec: EnvironmentSpec, blocks: int) -> Iterator[dict[str, object]]:
     for setting in SETTINGS[spec.id]:
         options = spec.options.model_validate(setting.options)
-        held_out = count_worlds(spec, options, Split.HELD_OUT)["worlds"]
-        assert isinstance(held_out, int)
-        for split in Split if held_out >= FEW_WORLDS else (Split.ALL,):
-            worlds = count_worlds(spec, options, split)
-            number = worlds["worlds"]
-            assert isinstance(number, int)
+        counts = {split: count_worlds(spec, options, split) for split in Split}
+        divided = counts[Split.HELD_OUT].worlds >= FEW_WORLDS
+        for split, worlds in counts.items():
+            instances = worlds.worlds if divided or split is Split.ALL else 0
             floors: dict[Limits, list[float | None]] = {limits: [] for limits in setting.limits}
             ceilings: dict[Limits, list[float | None]] = {limits: [] for limits in setting.limits}
-            for environment in blocks_of_worlds(spec, options, split, number, blocks):
+            for environment in blocks_of_worlds(spec, options, split, instances, blocks):
                 for limits in setting.limits:
                     left = Left(limits.max_turns, limits.max_actions, limits.max_actions_per_turn)
                     floors[limits].append(environment.floor(left))
@@ -197,7 +205,7 @@ def entries(spec: EnvironmentSpec, blocks: int) -> Iterator[dict[str, object]]:
                         "wall_seconds": limits.wall_seconds,
                     },
                     "split": split.value,
-                    "worlds": worlds,
+                    "worlds": asdict(worlds),
                     "floor": reference(floors[limits]),
                     "ceiling": reference(ceilings[limits]),
                 }
