@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=None if arguments is None else list(arguments), standalone_mode=False)
     except UsageError as error:
-        _exit(str(error))
+        _exit(str(getattr(error, "format_message", error.__str__)()))
     except (OSError, ValueError) as error:
         _exit(str(error))
 

@@ -283,7 +283,8 @@ class EnvironmentService:
             position: self.runtime.spawn(self._reset_outcome(creation, want_legal, report))
             for position, creation in known.items()
         }
-        await first_then_stragglers(tasks.values(), len(tasks) < len(items), waiting)
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=waiting)
         for position, task in tasks.items():
             outcomes[position] = task.result() if task.done() else None
         report.write()

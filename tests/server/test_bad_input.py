@@ -1,0 +1,336 @@
+"""What a server answers to what it should never be sent."""
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.message import DecodeError
+from sample_environments import DICE, FAULTY, LEVELS, PLAYED, UNSURE_DICE
+from serving import call_status, details, reason, request_id, reset_error, reset_item, serving, start, step
+
+from turngym.v1 import environment_pb2 as pb
+from turngym_server import wire
+from turngym_server.environment import Limits
+from turngym_server.host import EnvironmentHost
+from turngym_server.splits import Split
+
+MEBIBYTE = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected", "words"),
+    [
+        ({"environment_id": "dise"}, "UNKNOWN_ENVIRONMENT", "did you mean 'dice'?"),
+        ({"environment_id": ""}, "UNKNOWN_ENVIRONMENT", "Served: dice"),
+        ({"request_id": b"short"}, "INVALID_ITEM", "16 random"),
+        ({"request_id": b""}, "INVALID_ITEM", "16 random"),
+        ({"options_json": '{"face": 6}'}, "INVALID_OPTIONS", "did you mean 'faces'?"),
+        ({"options_json": '{"faces": 1}'}, "INVALID_OPTIONS", "'faces'"),
+        ({"options_json": '{"faces": "many"}'}, "INVALID_OPTIONS", "'many'"),
+        ({"options_json": "[6]"}, "INVALID_OPTIONS", "JSON object"),
+        ({"options_json": "{"}, "INVALID_OPTIONS", "no JSON"),
+        ({"options_json": '{"faces": NaN}'}, "INVALID_OPTIONS", "NaN"),
+        ({"options_json": "[" * 60_000}, "INVALID_OPTIONS", "no JSON"),
+        ({"options_json": " " * 70_000}, "INVALID_OPTIONS", "70000"),
+        ({"environment_id": "levels", "options_json": '{"levels": "/etc/passwd"}'}, "INVALID_OPTIONS", "operator"),
+        ({"limits": pb.Limits(max_turns=1_001)}, "INVALID_ITEM", "max_turns 1001"),
+        ({"limits": pb.Limits(max_actions=10_001)}, "INVALID_ITEM", "max_actions 10001"),
+        ({"limits": pb.Limits(max_actions_per_turn=1_001)}, "INVALID_ITEM", "max_actions_per_turn"),
+        ({"limits": pb.Limits(wall_seconds=90_000)}, "INVALID_ITEM", "wall_seconds"),
+        ({"limits": pb.Limits(wall_seconds=-1)}, "INVALID_ITEM", "wall_seconds"),
+        ({"limits": pb.Limits(wall_seconds=float("nan"))}, "INVALID_ITEM", "wall_seconds"),
+        ({"split": 9}, "INVALID_ITEM", "split 9"),
+        ({"expected_version": "0.9"}, "VERSION_MISMATCH", "1.0"),
+        ({"sealed_seed": b"secret", "level_seed": None}, "SEALED", "no sealed seeds"),
+        ({"options_json": '{"worlds": 1}', "split": pb.SPLIT_HELD_OUT}, "NO_SUCH_INSTANCE", "held_out"),
+    ],
+)
+async def test_reset(fields, expected, words):
+    """Each refused by itself; its neighbour starts."""
+    async with serving(DICE, LEVELS) as (stub, _):
+        item = reset_item(**{key: value for key, value in fields.items() if value is not None})
+        if "sealed_seed" in fields:
+            item.ClearField("level_seed")
+            item.sealed_seed = fields["sealed_seed"]
+        bad, good = (await stub.Reset(pb.ResetRequest(items=[item, reset_item()]))).outcomes
+        assert bad.request_id == item.request_id
+        assert reason(bad) == expected
+        assert words in bad.error.message
+        assert good.HasField("started")
+
+
+async def test_nearest_name_is_in_the_metadata():
+    async with serving(DICE, FAULTY) as (stub, _):
+        info, _ = details(await reset_error(stub, reset_item("falty")))
+        assert dict(info.metadata) == {"nearest": "faulty"}
+
+
+async def test_version_mismatch_names_both():
+    async with serving(DICE) as (stub, _):
+        info, _ = details(await reset_error(stub, reset_item(expected_version="2")))
+        assert dict(info.metadata) == {"served": "1.0", "expected": "2"}
+
+
+def resume(**changes) -> pb.Resume:
+    fields = {
+        "turns": [pb.Actions(actions=["roll"])],
+        "noise": [pb.NoiseSegment(from_step=1, noise_seed=3)],
+        "digest": b"d" * 32,
+    }
+    return pb.Resume(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected", "words"),
+    [
+        ({}, "DIGEST_MISMATCH", "seeds, options"),
+        ({"digest": b"d" * 31}, "INVALID_ITEM", "31 bytes"),
+        ({"noise": []}, "INVALID_ITEM", "the first from step 1"),
+        ({"noise": [pb.NoiseSegment(from_step=2, noise_seed=3)]}, "INVALID_ITEM", "the first from step 1"),
+        ({"noise": [pb.NoiseSegment(from_step=each) for each in (1, 2, 1)]}, "INVALID_ITEM", "ascending"),
+        ({"noise": [pb.NoiseSegment(from_step=each) for each in (1, 3)]}, "INVALID_ITEM", "none after 2"),
+        ({"turns": [pb.Actions()]}, "INVALID_ITEM", "no actions in turn 1"),
+        ({"turns": [pb.Actions(actions=["roll"])] * 1_001}, "INVALID_ITEM", "1001 turns"),
+        ({"turns": [pb.Actions(actions=["stop"])] * 2}, "DIGEST_MISMATCH", "ended after turn 1"),
+    ],
+)
+async def test_resume(changes, expected, words):
+    async with serving(DICE) as (stub, _):
+        error = await reset_error(stub, reset_item(resume=resume(**changes)))
+        assert reason(error) == expected
+        assert words in error.message
+
+
+async def test_resume_with_what_it_must_not_have():
+    async with serving(DICE, UNSURE_DICE) as (stub, _):
+        with_noise = reset_item(resume=resume())
+        with_noise.noise_seed = 0
+        assert reason(await reset_error(stub, with_noise)) == "INVALID_ITEM"
+        without_level = reset_item(resume=resume())
+        without_level.ClearField("level_seed")
+        assert reason(await reset_error(stub, without_level)) == "INVALID_ITEM"
+        assert reason(await reset_error(stub, reset_item("unsure_dice", resume=resume()))) == "NOT_REPLAYABLE"
+
+
+async def test_split_that_is_not_served():
+    async with serving(DICE, splits={Split.TRAIN, Split.VALIDATION}) as (stub, _):
+        error = await reset_error(stub, reset_item(split=pb.SPLIT_HELD_OUT))
+        assert reason(error) == "SPLIT_NOT_SERVED"
+        assert details(error)[0].metadata["served"] == "train, validation"
+
+
+async def test_request_ids():
+    async with serving(DICE) as (stub, _):
+        item = reset_item()
+        started = await start(stub, item)
+        assert await start(stub, item) == started
+        other = pb.ResetItem()
+        other.CopyFrom(item)
+        other.level_seed = 8
+        assert reason(await reset_error(stub, other)) == "REQUEST_ID_REUSED"
+        fresh = reset_item()
+        first, second = (await stub.Reset(pb.ResetRequest(items=[fresh, fresh]))).outcomes
+        assert first.HasField("started")
+        assert reason(second) == "INVALID_ITEM"
+
+
+async def test_another_callers_request_id_is_another():
+    async with serving(DICE) as (stub, _):
+        request = pb.ResetRequest(items=[reset_item()])
+        mine, yours = [
+            (await stub.Reset(request, metadata=(("turngym-client", name),))).outcomes[0].started.session_id
+            for name in ("me", "you")
+        ]
+        assert mine != yours
+
+
+@pytest.mark.parametrize(
+    ("action", "seen"),
+    [
+        ("x" * MEBIBYTE, ""),
+        ("é" * (32 * 1024 + 1), ""),
+        ("roll" + " " * (64 * 1024 - 4), "roll" + " " * (64 * 1024 - 4)),
+        ("", ""),
+        ("roll\0", ""),
+        ("ｒoll", "ｒoll"),
+    ],
+)
+async def test_bad_actions_are_play(action, seen):
+    """No error: an invalid action that costs what one costs, with an observation that says what is legal."""
+    async with serving(DICE) as (stub, _):
+        session = (await start(stub)).session_id
+        PLAYED.clear()
+        transition = (await step(stub, session, 1, "roll", action, "roll")).transition
+        assert ["roll", seen] == PLAYED
+        assert transition.observation == "Say roll, slow or stop."
+        assert (transition.action_valid, transition.actions_executed) == (False, 2)
+        assert list(transition.action_rewards)[1:] == [-0.1]
+        assert (await step(stub, session, 1, "roll", action, "roll")).transition == transition
+        assert (await step(stub, session, 2, "roll")).transition.action_valid
+
+
+async def test_what_was_sent_is_hashed_not_what_was_played():
+    async with serving(DICE) as (stub, _):
+        digests = set()
+        for action in ("", "\0", "x" * 70_000, "y" * 70_000):
+            session = (await start(stub)).session_id
+            digests.add((await step(stub, session, 1, action)).transition.digest)
+        assert len(digests) == 4
+
+
+async def test_actions_over_the_turns_limit_are_left_out():
+    async with serving(DICE) as (stub, _):
+        session = (await start(stub)).session_id
+        transition = (await step(stub, session, 1, *["roll"] * 5)).transition
+        assert (transition.actions_executed, len(transition.action_rewards), transition.action_valid) == (3, 3, True)
+
+
+async def test_steps():
+    async with serving(DICE) as (stub, _):
+        session = (await start(stub)).session_id
+        assert reason(await step(stub, session, 1)) == "INVALID_ITEM"
+        assert reason(await step(stub, session, 0, "roll")) == "WRONG_STEP_INDEX"
+        assert reason(await step(stub, session, 2, "roll")) == "WRONG_STEP_INDEX"
+        last = await step(stub, session, 1, "stop")
+        assert last.transition.terminated
+        assert reason(await step(stub, session, 2, "roll")) == "EPISODE_ENDED"
+        assert await step(stub, session, 1, "stop") == last
+        assert reason(await step(stub, session, 1, "roll")) == "WRONG_STEP_INDEX"
+        assert reason(await step(stub, "nobody", 1, "roll")) == "SESSION_UNKNOWN"
+        assert reason(await step(stub, "", 1, "roll")) == "SESSION_UNKNOWN"
+
+
+async def test_the_same_session_twice_in_a_call():
+    async with serving(DICE) as (stub, _):
+        one, two = [(await start(stub)).session_id for _ in range(2)]
+        items = [pb.StepItem(session_id=each, step_index=1, actions=["roll"]) for each in (one, two, one)]
+        first, second, third = (await stub.Step(pb.StepRequest(items=items))).outcomes
+        assert first.HasField("transition")
+        assert second.HasField("transition")
+        assert reason(third) == "INVALID_ITEM"
+        assert (await step(stub, one, 2, "roll")).HasField("transition")
+
+
+async def raw(server, method: str, data: bytes) -> bytes:
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        return await channel.unary_unary(f"/turngym.v1.EnvironmentService/{method}")(data)
+
+
+async def test_undecodable_bytes_in_one_item_of_64():
+    async with serving(DICE) as (stub, server):
+        sessions = [(await start(stub)).session_id for _ in range(64)]
+        data = b""
+        for position, session in enumerate(sessions):
+            item = pb.StepItem(session_id=session, step_index=1).SerializeToString()
+            item += wire.bytes_field(3, b"\xff\xfe" if position == 17 else b"roll")
+            data += wire.bytes_field(1, item)
+        data += pb.StepRequest(want_legal_actions=True).SerializeToString()
+        with pytest.raises(DecodeError):
+            pb.StepRequest.FromString(data)
+        outcomes = pb.StepResponse.FromString(await raw(server, "Step", data)).outcomes
+        assert [outcome.session_id for outcome in outcomes] == sessions
+        assert [position for position in range(64) if not outcomes[position].HasField("transition")] == [17]
+        assert all(outcome.transition.legal_actions.actions for outcome in outcomes if outcome.HasField("transition"))
+        assert reason(outcomes[17]) == "INVALID_ITEM"
+        assert "UTF-8" in outcomes[17].error.message
+        assert (await step(stub, sessions[17], 1, "roll")).HasField("transition")
+
+
+async def test_undecodable_bytes_elsewhere():
+    async with serving(DICE) as (_, server):
+        good = reset_item()
+        surrogate = b"\xed\xa0\x80"
+        bad_id = request_id()
+        bad = wire.bytes_field(1, bad_id) + wire.bytes_field(2, surrogate)
+        data = wire.bytes_field(1, bad) + wire.bytes_field(1, good.SerializeToString())
+        first, second = pb.ResetResponse.FromString(await raw(server, "Reset", data)).outcomes
+        assert (first.request_id, reason(first)) == (bad_id, "INVALID_ITEM")
+        session = second.started.session_id
+
+        data = wire.bytes_field(1, wire.bytes_field(1, surrogate))
+        data += wire.bytes_field(1, pb.AdviseItem(session_id=session).SerializeToString())
+        first, second = pb.AdviseResponse.FromString(await raw(server, "Advise", data)).outcomes
+        assert reason(first) == "INVALID_ITEM"
+        assert second.HasField("advice")
+
+        ids = wire.bytes_field(1, surrogate) + wire.bytes_field(1, session.encode())
+        first, second = pb.KeepAliveResponse.FromString(await raw(server, "KeepAlive", ids)).outcomes
+        assert reason(first) == "SESSION_UNKNOWN"
+        assert second.lease_seconds == 600
+        closed = pb.CloseResponse.FromString(await raw(server, "Close", ids)).outcomes
+        assert [outcome.closed for outcome in closed] == [False, True]
+
+        for method in ("Reset", "Step", "Fork", "Advise", "KeepAlive", "Close", "GetServer", "GetEnvironment"):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await raw(server, method, b"\x0a\xff")
+            assert reason(call_status(refused.value)) == "INVALID_ITEM"
+
+
+async def test_batches_of_the_wrong_size():
+    async with serving(DICE) as (stub, _):
+        many = [pb.StepItem(session_id="x", step_index=1, actions=["roll"])] * 1_025
+        for call in (
+            stub.Reset(pb.ResetRequest()),
+            stub.Step(pb.StepRequest()),
+            stub.Fork(pb.ForkRequest()),
+            stub.Advise(pb.AdviseRequest()),
+            stub.KeepAlive(pb.KeepAliveRequest()),
+            stub.Close(pb.CloseRequest()),
+            stub.Step(pb.StepRequest(items=many)),
+            stub.Step(pb.StepRequest(items=many[:1], max_wait_seconds=-1)),
+            stub.Reset(pb.ResetRequest(items=[reset_item()], max_wait_seconds=float("nan"))),
+            stub.ListEnvironments(pb.ListEnvironmentsRequest(page_size=1_001)),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call
+            assert reason(call_status(refused.value)) == "INVALID_ITEM"
+
+
+async def test_level_file(tmp_path):
+    """Seed i is the i-th level of the split, in file order; one past the end is told how many there are."""
+    path = tmp_path / "levels"
+    path.write_text("5 3 9")
+    host = EnvironmentHost(LEVELS, {"levels": str(path)})
+    async with serving(host) as (stub, _):
+        for seed, target in enumerate([5, 3, 9]):
+            started = await start(stub, environment_id="levels", level_seed=seed)
+            assert started.state.observation == f"Target {target}."
+            assert started.limits == pb.Limits(max_turns=target + 1, max_actions=50, max_actions_per_turn=2)
+        asked = await start(stub, environment_id="levels", level_seed=0, limits=pb.Limits(max_turns=2))
+        assert asked.limits == pb.Limits(max_turns=2, max_actions=50, max_actions_per_turn=2)
+        error = await reset_error(stub, reset_item("levels", level_seed=3))
+        assert reason(error) == "NO_SUCH_INSTANCE"
+        assert details(error)[0].metadata["count"] == "3"
+        drawn = [await start(stub, environment_id="levels", level_seed=None) for _ in range(20)]
+        assert {each.level_seed for each in drawn} <= {0, 1, 2}
+        # Three worlds are too few to divide.
+        assert reason(await reset_error(stub, reset_item("levels", split=pb.SPLIT_TRAIN))) == "SPLIT_NOT_SERVED"
+        spec = (await stub.GetEnvironment(pb.GetEnvironmentRequest(environment_id="levels"))).environment
+        (every,) = [each for each in spec.splits if each.split == pb.SPLIT_ALL]
+        assert (every.served, every.worlds.worlds, every.worlds.exact) == (True, 3, True)
+        assert [each.split for each in spec.splits if each.served] == [pb.SPLIT_ALL]
+
+
+async def test_a_reset_that_fails_is_remembered():
+    async with serving(FAULTY) as (stub, _):
+        item = reset_item("faulty", options_json='{"reset": "raise"}')
+        error = await reset_error(stub, item)
+        assert reason(error) == "ENVIRONMENT_FAILED"
+        assert "no level today" in error.message
+        assert await reset_error(stub, item) == error
+        assert reason(await reset_error(stub, reset_item("faulty", options_json='{"reset": "long"}'))) == (
+            "ENVIRONMENT_FAILED"
+        )
+
+
+async def test_unknown_environment_has_no_spec():
+    async with serving(DICE) as (stub, _):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.GetEnvironment(pb.GetEnvironmentRequest(environment_id="dic"))
+        status = call_status(refused.value)
+        assert reason(status) == "UNKNOWN_ENVIRONMENT"
+        assert details(status)[0].metadata["nearest"] == "dice"
+
+
+def test_default_limits_are_those_of_the_samples():
+    """The tests' numbers rest on it."""
+    assert DICE.limits == Limits(max_turns=20, max_actions=30, max_actions_per_turn=3)
