@@ -1,0 +1,64 @@
+"""Threads that may hang."""
+
+import asyncio
+import threading
+
+import pytest
+
+from turngym_server.threads import Overrun, Threads
+
+
+async def test_results_and_errors():
+    threads = Threads(2)
+    assert await threads.run(lambda: 1 + 1) == 2
+
+    def stop():
+        raise StopIteration("neither end nor error of a generator")
+
+    def leave():
+        raise SystemExit(4)
+
+    with pytest.raises(TimeoutError, match="its own"):
+        await threads.run(lambda: (_ for _ in ()).throw(TimeoutError("its own")), 10)
+    with pytest.raises(SystemExit):
+        await threads.run(leave)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await threads.run(stop)
+    threads.close()
+
+
+async def test_no_more_at_once_than_allowed():
+    threads = Threads(3)
+    lock, now, most = threading.Lock(), 0, 0
+    gate = threading.Event()
+
+    def work():
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        gate.wait(10)
+        with lock:
+            now -= 1
+
+    tasks = [asyncio.ensure_future(threads.run(work)) for _ in range(10)]
+    await asyncio.sleep(0.05)
+    assert (now, most) == (3, 3)
+    gate.set()
+    await asyncio.gather(*tasks)
+    assert most == 3
+    threads.close()
+
+
+async def test_a_hung_thread_is_replaced_and_comes_back():
+    threads = Threads(1)
+    gate = threading.Event()
+    late = asyncio.Event()
+    with pytest.raises(Overrun, match=r"0\.05 s"):
+        await threads.run(lambda: gate.wait(10), 0.05, late=late.set)
+    assert await threads.run(threading.get_ident, 10)
+    assert not late.is_set()
+    gate.set()
+    await asyncio.wait_for(late.wait(), 10)
+    assert await threads.run(lambda: "still", 10) == "still"
+    threads.close()

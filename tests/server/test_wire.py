@@ -1,0 +1,47 @@
+"""The wire format by hand, against protobuf's own encoding."""
+
+import pytest
+from google.protobuf.message import DecodeError
+
+from turngym.v1 import environment_pb2 as pb
+from turngym_server import wire
+
+
+@pytest.mark.parametrize(
+    ("value", "encoded"),
+    [(0, b"\x00"), (127, b"\x7f"), (128, b"\x80\x01"), (300, b"\xac\x02"), (2**64 - 1, b"\xff" * 9 + b"\x01")],
+)
+def test_varint(value, encoded):
+    assert wire.varint(value) == encoded
+    assert wire.integer_field(wire.varint_field(2, value), 2) == value
+
+
+def test_fields_are_protobufs():
+    outcome = pb.StepOutcome(session_id="ß" * 100, step_index=300, pending=pb.Pending())
+    by_hand = wire.bytes_field(1, ("ß" * 100).encode()) + wire.varint_field(2, 300) + wire.bytes_field(5, b"")
+    assert by_hand == outcome.SerializeToString()
+
+
+def test_take_apart():
+    items = [pb.ResetItem(environment_id=name, level_seed=5, noise_seed=2**63) for name in ("a", "b")]
+    request = pb.ResetRequest(items=items, max_wait_seconds=1.5, want_legal_actions=True)
+    unknown = wire.varint_field(100, 7) + b"\xad\x06abcd"  # Fields 100 and 101, of types varint and fixed32.
+    batch = wire.take_apart(pb.ResetRequest, request.SerializeToString() + unknown)
+    assert [pb.ResetItem.FromString(item) for item in batch.items] == items
+    assert (batch.request.max_wait_seconds, batch.request.want_legal_actions, len(batch.request.items)) == (
+        1.5,
+        True,
+        0,
+    )
+
+
+@pytest.mark.parametrize("data", [b"\x0a\x05abc", b"\x0a", b"\x80", b"\xff" * 11, b"\x09abc", b"\x0b"])
+def test_what_is_no_message(data):
+    with pytest.raises(DecodeError):
+        wire.take_apart(pb.StepRequest, data)
+
+
+def test_what_can_be_read_of_a_bad_item():
+    data = wire.bytes_field(1, b"id") + wire.varint_field(2, 9) + wire.bytes_field(3, b"\xff")
+    assert (wire.text_field(data, 1), wire.raw_field(data, 1), wire.integer_field(data, 2)) == ("id", b"id", 9)
+    assert (wire.text_field(data + b"\x0a", 3), wire.raw_field(data, 7), wire.integer_field(b"", 2)) == ("", b"", 0)
