@@ -409,7 +409,7 @@ def _claim(folder: Path, config: Config, *, resume: bool) -> None:
                 f"{', '.join(sorted(changed))}: cannot be changed on resume, the run would not be the one it was; "
                 "start a new run from its checkpoint (policy.model=CHECKPOINT)"
             )
-    elif (folder / METRICS).exists() or file.exists():
+    elif (folder / METRICS).exists() and (folder / METRICS).stat().st_size > 0:
         raise RunError(f"{folder} holds a run already; resume it (--resume {folder}) or choose another run.folder")
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f".{CONFIG}"

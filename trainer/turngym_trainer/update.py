@@ -245,11 +245,11 @@ class Learner:
         sums.actor(
             tokens=len(part.tokens),
             totals={
-                "policy_loss": surrogate.loss,
-                "reference_kl": reference_kl / config.kl.coefficient if lesson.reference_logprobs is not None else 0.0,
+                "policy_loss": surrogate.loss.detach(),
+                "reference_kl": reference_kl.detach() / (config.kl.coefficient or 1.0),
             },
             token_totals={
-                "entropy": entropy.sum(),
+                "entropy": entropy.detach().sum(),
                 "clip_high": surrogate.clipped_high.sum(),
                 "clip_low": surrogate.clipped_low.sum(),
                 "clip_dual": surrogate.clipped_dual.sum(),
@@ -301,7 +301,7 @@ class _Sums:
         self,
         *,
         tokens: int,
-        totals: dict[str, Tensor | float],
+        totals: dict[str, Tensor],
         token_totals: dict[str, Tensor],
         ratio_max: float,
     ) -> None:

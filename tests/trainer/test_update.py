@@ -1,0 +1,291 @@
+"""Optimiser steps on a real model: what they are invariant to, and what they refuse."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from turngym_trainer.batch import lay_out
+from turngym_trainer.logprobs import Scorer, micro_batches
+from turngym_trainer.policy import load_policy
+from turngym_trainer.settings import load_config
+from turngym_trainer.trajectory import Row, Trajectory, TurnRecord
+from turngym_trainer.update import Learner, Lesson, Place
+
+TURN = TurnRecord("", "", "", ("a",), 0.0, True, True, 1)
+V = 100  # Ids that are used, of the tiny policy's vocabulary.
+
+
+def random_batch(rng, B=7):
+    """Episodes of 1 to 3 rows of unequal lengths; the second turn of a row of two begins after an observation."""
+
+    def row(turns):
+        pieces = [np.full(rng.integers(2, 9), -1)]
+        for turn in turns:
+            pieces += [np.full(rng.integers(1, 6), turn), np.full(rng.integers(1, 4), -1)]
+        turn = np.concatenate(pieces)
+        logprobs = np.where(turn >= 0, -4.6, 0).astype(np.float32)
+        return Row(rng.integers(0, V, len(turn)), turn >= 0, turn, logprobs)
+
+    episodes = []
+    for index in range(B):
+        rows = ([row([0, 1])], [row([0]), row([1]), row([2])], [row([0])])[index % 3]
+        turns = 1 + max(int(r.turn.max()) for r in rows)
+        episodes.append(
+            Trajectory("e", index // 2, index % 2, 0, 0, "", None, True, False, "", tuple(rows), (TURN,) * turns)
+        )
+    return lay_out(episodes)
+
+
+def make(settings=(), *, with_critic=True, reference=None):
+    config = load_config(settings=["rollout.temperature=0.7", "environment.reward_range=10.0", *settings])
+    return Learner(load_policy("tiny"), config, with_critic=with_critic, reference=reference)
+
+
+def lesson_of(learner, batch, rng, **changes):
+    N = len(batch.logprobs)
+    values = {
+        "batch": batch,
+        "old_logprobs": learner.logprobs(batch) + rng.normal(0, 0.3, N).astype(np.float32),
+        "advantages": rng.normal(size=N),
+        "targets": rng.normal(size=N) * 5,
+    }
+    return Lesson(**{**values, **changes})
+
+
+def everyone(batch):
+    return np.arange(len(batch.lengths))
+
+
+def nobody():
+    return np.arange(0)
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_scores_are_the_models_own_at_every_action_token():
+    batch = random_batch(np.random.default_rng(0))
+    policy = load_policy("tiny")
+    scorer = Scorer(policy.model, temperature=0.7)
+    scored = scorer.logprobs(batch, token_budget=40)
+    expected, entropies = [], []
+    with torch.no_grad():
+        for row in batch.rows:
+            logits = policy.model(input_ids=torch.from_numpy(row.ids)[None]).logits[0].double() / 0.7
+            distribution = torch.distributions.Categorical(logits=logits)
+            for t in np.flatnonzero(row.is_action):
+                expected.append(distribution.logits[t - 1, row.ids[t]].item())
+                entropies.append(distribution.entropy()[t - 1].item())
+    np.testing.assert_allclose(scored, expected, atol=1e-5)
+    found = np.zeros(len(scored))
+    with torch.no_grad():
+        for part in micro_batches(batch, np.arange(len(batch.rows)), 40, torch.device("cpu")):
+            found[part.tokens] = scorer.score(part)[1].numpy()
+    np.testing.assert_allclose(found, entropies, atol=1e-5)
+
+
+def test_models_that_scale_their_logits_are_read_as_they_are():
+    policy = load_policy("tiny")
+    plain = Scorer(policy.model, 1.0)
+    forward = policy.model.forward
+
+    def scaled(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        output.logits = output.logits * 3.0
+        return output
+
+    policy.model.forward = scaled
+    batch = random_batch(np.random.default_rng(1))
+    scorer = Scorer(policy.model, 3.0)
+    np.testing.assert_allclose(scorer.logprobs(batch, 10_000), plain.logprobs(batch, 10_000), atol=1e-5)
+
+
+@pytest.mark.parametrize("budget", [1, 30, 100])
+def test_micro_batches_hold_each_row_once_within_the_budget(budget):
+    batch = random_batch(np.random.default_rng(2))
+    rows = batch.rows_of(np.array([1, 3, 4]))
+    parts = list(micro_batches(batch, rows, budget, torch.device("cpu")))
+    assert sorted(np.concatenate([part.tokens for part in parts])) == list(
+        np.flatnonzero(batch.tokens_of(np.array([1, 3, 4])))
+    )
+    assert all(part.ids.numel() <= budget or part.ids.shape[0] == 1 for part in parts)
+    assert sum(part.ids.shape[0] for part in parts) == len(rows)
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean"])
+@pytest.mark.parametrize("trunk", ["own", "shared"])
+def test_gradients_do_not_depend_on_the_micro_batch(aggregation, trunk):
+    rng = np.random.default_rng(3)
+    batch = random_batch(rng)
+    gradients = []
+    lesson = None
+    for budget in (10_000, 50, 1):
+        learner = make(
+            [f"update.microbatch_tokens={budget}", f"update.aggregation={aggregation}", f"critic.trunk={trunk}"]
+        )
+        torch.nn.init.constant_(learner.critic.head.weight, 0.01)  # At zero the trunk would get no gradient.
+        lesson = lesson or lesson_of(learner, batch, rng)
+        for optimiser in learner.optimisers.values():
+            optimiser.step = lambda: None
+            optimiser.zero_grad = lambda set_to_none: None
+        learner.update(lesson, actor_episodes=everyone(batch), critic_episodes=everyone(batch), place=Place(1))
+        modules = (learner.policy.model, learner.critic)
+        gradients.append(torch.cat([p.grad.flatten() for module in modules for p in module.parameters()]))
+    assert gradients[0].abs().max() > 1e-3
+    for other in gradients[1:]:
+        assert (gradients[0] - other).abs().max() < 1e-6
+
+
+def test_gradient_is_that_of_the_loss_written_out():
+    """One mini-batch by a formula of its own: sum over the episode's tokens, no flat order, no micro-batches."""
+    rng = np.random.default_rng(4)
+    batch = random_batch(rng, B=4)
+    learner = make(["update.gradient_clip=1e9", "update.entropy=0.01", "update.clip_high=0.1"], with_critic=False)
+    lesson = lesson_of(learner, batch, rng)
+    model = copy.deepcopy(learner.policy.model)
+    loss, flat = 0.0, 0
+    total = int(sum(row.is_action.sum() for row in batch.rows))
+    for row in batch.rows:
+        logits = model(input_ids=torch.from_numpy(row.ids)[None]).logits[0] / 0.7
+        for t in np.flatnonzero(row.is_action):
+            distribution = torch.softmax(logits[t - 1], -1)
+            ratio = distribution[row.ids[t]] / float(np.exp(lesson.old_logprobs[flat]))
+            advantage = float(lesson.advantages[flat])
+            term = min(ratio * advantage, ratio.clamp(0.8, 1.1) * advantage, key=torch.Tensor.item)
+            if advantage < 0:
+                term = max(term, torch.tensor(3.0 * advantage), key=torch.Tensor.item)
+            entropy = -(distribution * distribution.log()).sum()
+            loss = loss - (term + 0.01 * entropy) / total
+            flat += 1
+    loss.backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+    optimiser = learner.optimisers["actor"]
+    optimiser.step = lambda: None
+    optimiser.zero_grad = lambda set_to_none: None
+    learner.update(lesson, actor_episodes=everyone(batch), critic_episodes=nobody(), place=Place(1))
+    found = torch.cat([p.grad.flatten() for p in learner.policy.model.parameters()])
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-3)
+
+
+def test_update_raises_what_had_an_advantage():
+    rng = np.random.default_rng(5)
+    batch = random_batch(rng)
+    learner = make(["update.entropy=0.0"], with_critic=False)
+    before = learner.logprobs(batch)
+    advantages = np.where(rng.random(len(before)) < 0.5, 1.0, -1.0)
+    lesson = lesson_of(learner, batch, rng, old_logprobs=before, advantages=advantages)
+    report = learner.update(lesson, actor_episodes=everyone(batch), critic_episodes=nobody(), place=Place(1))
+    assert (report.actor_steps, report.critic_steps, report.optimiser_steps) == (1, 0, 1)
+    assert report.ratio_max == pytest.approx(1.0, abs=1e-5)
+    assert report.clip_high == report.clip_low == 0
+    assert ((learner.logprobs(batch) - before) * advantages).sum() > 0
+
+
+def test_only_the_chosen_episodes_teach():
+    rng = np.random.default_rng(6)
+    batch = random_batch(rng)
+    chosen = np.array([1, 4])
+    results = []
+    for poison in (0.0, 1e6):
+        learner = make()
+        lesson = lesson_of(
+            learner,
+            batch,
+            np.random.default_rng(7),
+            advantages=np.where(batch.tokens_of(chosen), 1.0, poison),
+            targets=np.where(batch.tokens_of(chosen), 1.0, poison),
+        )
+        learner.update(lesson, actor_episodes=chosen, critic_episodes=chosen, place=Place(1))
+        results.append((weights(learner.policy.model), weights(learner.critic)))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=0, atol=0)
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("size", "steps"), [(7, 1), (6, 2), (3, 3), (2, 4), (1, 7)])
+def test_mini_batches_are_near_equal(size, steps):
+    rng = np.random.default_rng(8)
+    batch = random_batch(rng)
+    learner = make([f"update.minibatch_episodes={size}", "update.epochs=2"])
+    report = learner.update(
+        lesson_of(learner, batch, rng), actor_episodes=everyone(batch), critic_episodes=nobody(), place=Place(1)
+    )
+    assert report.actor_steps == 2 * steps
+
+
+def test_critic_learns_alone_without_moving_the_policy():
+    rng = np.random.default_rng(9)
+    batch = random_batch(rng)
+    for trunk in ("own", "shared"):
+        learner = make([f"critic.trunk={trunk}", "critic.learning_rate=0.01"])
+        assert (learner.values(batch) == 0).all()
+        lesson = lesson_of(learner, batch, rng, targets=np.full(len(batch.logprobs), 8.0))
+        before = weights(learner.policy.model)
+        losses = [
+            learner.update(
+                lesson, actor_episodes=nobody(), critic_episodes=everyone(batch), place=Place(iteration)
+            ).value_loss
+            for iteration in range(1, 16)
+        ]
+        assert losses[0] == pytest.approx(0.8**2 / 2, rel=1e-6)
+        assert losses[-1] < 0.5 * losses[0]
+        assert 2.0 < learner.values(batch).mean() < 12.0
+        assert torch.equal(weights(learner.policy.model), before)
+
+
+@pytest.mark.parametrize("where", ["advantages", "targets"])
+def test_updates_that_are_not_finite_are_refused(where):
+    rng = np.random.default_rng(10)
+    batch = random_batch(rng)
+    learner = make()
+    lesson = lesson_of(learner, batch, rng)
+    getattr(lesson, where)[3] = np.nan
+    before = weights(learner.policy.model), weights(learner.critic)
+    report = learner.update(lesson, actor_episodes=everyone(batch), critic_episodes=everyone(batch), place=Place(1))
+    assert report.refused == 1
+    untouched = (learner.policy.model, before[0]) if where == "advantages" else (learner.critic, before[1])
+    assert torch.equal(weights(untouched[0]), untouched[1])
+    assert (report.actor_steps, report.critic_steps) == ((0, 1) if where == "advantages" else (1, 0))
+    healthy = lesson_of(learner, batch, np.random.default_rng(11))
+    learner.update(healthy, actor_episodes=everyone(batch), critic_episodes=everyone(batch), place=Place(2))
+    assert torch.isfinite(weights(learner.policy.model)).all()
+
+
+def test_rates_fall_linearly_where_asked():
+    learner = make(
+        ["update.schedule=linear", "run.iterations=4", "update.learning_rate=0.4", "critic.learning_rate=0.8"]
+    )
+    rng = np.random.default_rng(12)
+    batch = random_batch(rng, B=2)
+    lesson = lesson_of(learner, batch, rng)
+    rates = []
+    for iteration in (1, 2, 4):
+        learner.update(lesson, actor_episodes=nobody(), critic_episodes=nobody(), place=Place(iteration))
+        rates.append([learner.optimisers[name].param_groups[0]["lr"] for name in ("actor", "critic")])
+    np.testing.assert_allclose(rates, [[0.4, 0.8], [0.3, 0.6], [0.1, 0.2]])
+
+
+def test_kl_in_the_loss_holds_the_policy_to_the_reference():
+    rng = np.random.default_rng(13)
+    batch = random_batch(rng)
+    settings = ["kl.coefficient=0.5", "kl.place=loss", "kl.estimator=k2", "update.entropy=0.0"]
+    reference = load_policy("tiny", seed=1)
+    learner = make(settings, with_critic=False, reference=reference)
+    lesson = lesson_of(
+        learner,
+        batch,
+        rng,
+        advantages=np.zeros(len(batch.logprobs)),
+        reference_logprobs=learner.reference_logprobs(batch),
+    )
+    gaps = []
+    for iteration in range(1, 6):
+        gaps.append(np.abs(learner.logprobs(batch) - lesson.reference_logprobs).mean())
+        report = learner.update(
+            lesson, actor_episodes=everyone(batch), critic_episodes=nobody(), place=Place(iteration)
+        )
+    assert gaps[-1] < gaps[0]
+    assert report.reference_kl > 0
