@@ -139,7 +139,7 @@ class Sokoban(Environment[SokobanOptions]):
 
         ######
         #_#_##
-        #_#_P#
+        #_#P_#
         #_OX_#
         ##_###
         ######
