@@ -1,0 +1,204 @@
+"""The command `leaderboard`: evaluate agents, show records, verify them.
+
+Exit codes: 0 done; 1 a record does not stand up to `verify`; 2 what was asked for cannot be done, in one line.
+"""
+
+import json
+import re
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Final, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from turngym_client import Limits, Split, TurngymError, connect
+from turngym_leaderboard import record as records
+from turngym_leaderboard import tables
+from turngym_leaderboard.agents import Agent, AgentUnavailable
+from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
+from turngym_leaderboard.evaluation import CannotEvaluate, evaluate
+from turngym_leaderboard.protocol import REFERENCE, Decoding, Protocol
+from turngym_leaderboard.record import RecordError
+from turngym_leaderboard.verify import verify
+
+OUT: Final = Path("runs/leaderboard")
+
+app = typer.Typer(
+    help="Scores agents on held-out instances.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
+_AGENT: Final = re.compile(r"(?:(?P<name>[^=:]+)=)?(?P<kind>[a-z]+)(?::(?P<path>.+))?")
+
+Server = Annotated[list[str], typer.Option(help="host:port of an environment server; several may be given.")]
+
+
+@app.command("evaluate")
+def evaluate_command(
+    agent: Annotated[
+        list[str],
+        typer.Option(help="[NAME=]checkpoint:PATH, random or oracle; several may be given and are then compared."),
+    ],
+    env: Annotated[str, typer.Option(help="Environment id.")],
+    server: Server,
+    instances: Annotated[int, typer.Option(min=1, help="Distinct worlds to play.")] = REFERENCE.instances,
+    attempts: Annotated[int, typer.Option(min=1, help="Episodes on each.")] = REFERENCE.attempts,
+    split: Annotated[Split, typer.Option(help="Whose levels are played.")] = REFERENCE.split,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Most likely tokens instead of sampled ones.")] = False,
+    also_greedy: Annotated[bool, typer.Option("--also-greedy", help="Rows for both ways.")] = False,
+    temperature: Annotated[float, typer.Option(help="Of sampling.")] = REFERENCE.decoding.temperature,
+    seed: Annotated[int, typer.Option(help="Decides levels, noise and sampling.")] = REFERENCE.seed,
+    turns: Annotated[int, typer.Option(min=0, help="Turns an episode; 0: the default.")] = REFERENCE.limits.max_turns,
+    actions: Annotated[
+        int, typer.Option(min=0, help="Actions an episode; 0: the environment's default.")
+    ] = REFERENCE.limits.max_actions,
+    actions_per_turn: Annotated[
+        int, typer.Option(min=0, help="Actions of a turn that are run; 0: the environment's default.")
+    ] = REFERENCE.limits.max_actions_per_turn,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the environment; JSON or a plain string.")
+    ] = None,
+    sessions: Annotated[int, typer.Option(min=1, help="Episodes held at once.")] = 128,
+    device: Annotated[str, typer.Option(help="Where checkpoints run: cpu, cuda or cuda:N.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=0, help="Torch threads; 0: as many as torch takes.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder that records are written into.")] = OUT,
+) -> None:
+    """Plays agents between a random player and the oracle on the same held-out levels, and keeps a record."""
+    console = Console()
+    with _one_line_errors():
+        if temperature <= 0:
+            raise CannotEvaluate(f"--temperature {temperature:g} must be over 0; --greedy takes the most likely tokens")
+        protocol = Protocol(
+            environment=env,
+            options=_options(option or []),
+            split=split,
+            instances=instances,
+            limits=Limits(max_turns=turns, max_actions=actions, max_actions_per_turn=actions_per_turn),
+            attempts=attempts,
+            decoding=Decoding(temperature, greedy),
+            seed=seed,
+        )
+        agents = [_agent(text, device=device, threads=threads) for text in agent]
+        with connect(server) as client, _progress(console) as bar:
+            tasks: dict[str, TaskID] = {}
+
+            def progress(what: str, done: int, total: int) -> None:
+                if what not in tasks:
+                    tasks[what] = bar.add_task(what, total=total)
+                bar.update(tasks[what], completed=done, total=total)
+
+            evaluation = evaluate(
+                client,
+                protocol,
+                agents,
+                server=server,
+                also_greedy=also_greedy,
+                sessions=sessions,
+                progress=progress,
+            )
+        folder = records.save(evaluation.record, evaluation.trajectories, out)
+    tables.show(console, evaluation.record)
+    console.print(f"record: {folder / records.RECORD}", soft_wrap=True, highlight=False)
+    console.print(f"trajectories: {folder / records.TRAJECTORIES}", soft_wrap=True, highlight=False)
+
+
+@app.command("show")
+def show_command(
+    folder: Annotated[Path, typer.Argument(help="A record, or a folder of records.")] = OUT,
+) -> None:
+    """Prints the records kept, oldest first."""
+    console = Console()
+    with _one_line_errors():
+        found = records.find(folder)
+        if not found:
+            raise RecordError(f"{folder} holds no records; `leaderboard evaluate` writes them")
+        for place in found:
+            console.rule(str(place))
+            tables.show(console, records.load(place))
+
+
+@app.command("verify")
+def verify_command(
+    record: Annotated[Path, typer.Argument(help="The record's folder or file.")],
+    server: Server,
+) -> None:
+    """Plays a record again and compares seeds, digests, rewards, success and statistics."""
+    console = Console()
+    with _one_line_errors():
+        loaded = records.load(record)
+        total = sum(episode.outcome != "unresolved" for row in loaded.rows for episode in row.episodes)
+        with connect(server) as client, _progress(console) as bar:
+            task = bar.add_task("replay", total=total)
+            faults = verify(client, loaded, on_episodes=lambda count: bar.advance(task, count))
+    for fault in faults:
+        console.print(fault, soft_wrap=True, highlight=False, markup=False)
+    if faults:
+        console.print(f"the record does not stand: {len(faults)} differences over {total} episodes")
+        raise typer.Exit(1)
+    console.print(f"the record stands: {total} episodes were played again, with the same digests and scores")
+
+
+def _agent(text: str, *, device: str, threads: int) -> Agent:
+    """Makes the agent that a command line names."""
+    match = _AGENT.fullmatch(text)
+    name, kind, path = match.group("name", "kind", "path") if match else (None, "", None)
+    if kind == "random" and not name and not path:
+        return RandomAgent()
+    if kind == "oracle" and not name and not path:
+        return OracleAgent()
+    if kind == "checkpoint" and path:
+        try:
+            # Here and nowhere else: everything but this agent works without torch.
+            from turngym_leaderboard.agents.checkpoint import CheckpointAgent
+        except ModuleNotFoundError as error:
+            raise CannotEvaluate(f"checkpoints need the trainer: pip install 'turngym[trainer]' ({error})") from error
+        return CheckpointAgent(Path(path), name=name or path, device=device, threads=threads)
+    raise CannotEvaluate(f"--agent {text!r}: expected [NAME=]checkpoint:PATH, random or oracle")
+
+
+def _options(settings: Sequence[str]) -> dict[str, object]:
+    """`key=value` settings; a value is JSON, or where it is none, a string."""
+    options: dict[str, object] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not key or not equals:
+            raise CannotEvaluate(f"--option {setting!r}: expected key=value")
+        try:
+            options[key] = json.loads(text)
+        except json.JSONDecodeError:
+            options[key] = text
+    return options
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+@contextmanager
+def _one_line_errors() -> Generator[None]:
+    """Turns what the user can mend into one line and exit code 2."""
+    try:
+        yield
+    except (CannotEvaluate, AgentUnavailable, RecordError, TurngymError, OSError) as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"leaderboard: {' '.join(message.split())}", err=True)
+    raise typer.Exit(2)
+
+
+def main() -> None:
+    """Runs the command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

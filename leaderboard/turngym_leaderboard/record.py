@@ -1,0 +1,467 @@
+"""What is kept of an evaluation: one folder with `record.json` and `trajectories.jsonl`.
+
+A record says what made its numbers: code, package versions, protocol, server, environment, seeds, actions and digests.
+Every episode in it can be played again from it. Knows nothing of how episodes are played or shown.
+"""
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import secrets
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, PlainSerializer, ValidationError
+
+from turngym_client import Limits, Split
+from turngym_leaderboard import statistics
+from turngym_leaderboard.protocol import Decoding, Instance, Protocol, Selection
+
+SCHEMA: Final = 1
+RECORD: Final = "record.json"
+TRAJECTORIES: Final = "trajectories.jsonl"
+_PACKAGES: Final = (
+    "turngym",
+    "grpcio",
+    "protobuf",
+    "pydantic",
+    "numpy",
+    "scipy",
+    "torch",
+    "transformers",
+    "tokenizers",
+)
+
+
+Seed = Annotated[int, PlainSerializer(str, when_used="json")]
+"""Written as a decimal string: JSON's readers keep 53 bits of a number, and a seed has 64."""
+
+
+class RecordError(ValueError):
+    """A folder or file that holds no record of this schema."""
+
+
+class Model(BaseModel):
+    """Base of a record's parts: frozen, an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TurnRecord(Model):
+    """One turn. `observation` is what the agent read before it, `text` what it wrote."""
+
+    observation: str
+    text: str
+    reasoning: str
+    actions: tuple[str, ...]
+    actions_executed: int
+    reward: float
+    action_valid: bool
+    valid_format: bool
+    cut_off: bool
+    tokens: int | None
+
+
+class EpisodeRecord(Model):
+    """One episode of one agent.
+
+    Attributes:
+        outcome: "played" to its end; "agent_fault" and "environment_fault" (it recurred each time that the episode was
+            played again) count as failures; "unresolved" counts as neither.
+        fault: what went wrong; "" where nothing did.
+        success: the environment's verdict; None where unresolved.
+        actions: as sent, for each turn.
+        digest: hexadecimal, over the whole episode as far as it came.
+    """
+
+    draw: int
+    attempt: int
+    level_seed: Seed
+    noise_seed: Seed
+    agent_seed: Seed
+    instance_id: str
+    world_id: str
+    outcome: Literal["played", "agent_fault", "environment_fault", "unresolved"]
+    fault: str = ""
+    success: bool | None
+    truncated: bool
+    end_reason: str
+    actions: tuple[tuple[str, ...], ...]
+    rewards: tuple[float, ...]
+    invalid_turns: int
+    unparsed_turns: int
+    cut_off_turns: int
+    tokens: int | None
+    digest: str
+
+    @property
+    def total_reward(self) -> float:
+        return sum(self.rewards)
+
+
+class Trajectory(Model):
+    """One line of `trajectories.jsonl`: an episode as it was read and written."""
+
+    agent: str
+    draw: int
+    attempt: int
+    turns: tuple[TurnRecord, ...]
+    last_observation: str
+
+
+class LimitsRecord(Model):
+    max_turns: int
+    max_actions: int
+    max_actions_per_turn: int
+    wall_seconds: float
+
+    @classmethod
+    def of(cls, limits: Limits) -> Self:
+        return cls(
+            max_turns=limits.max_turns,
+            max_actions=limits.max_actions,
+            max_actions_per_turn=limits.max_actions_per_turn,
+            wall_seconds=limits.wall_seconds,
+        )
+
+    def limits(self) -> Limits:
+        return Limits(**self.model_dump())
+
+
+class ProtocolRecord(Model):
+    """`turngym_leaderboard.protocol.Protocol`; limits as they were asked for."""
+
+    environment: str
+    version: str
+    options: dict[str, object]
+    split: str
+    instances: int
+    limits: LimitsRecord
+    attempts: int
+    temperature: float
+    greedy: bool
+    seed: int
+
+    @classmethod
+    def of(cls, protocol: Protocol) -> Self:
+        return cls(
+            environment=protocol.environment,
+            version=protocol.version,
+            options=dict(protocol.options),
+            split=protocol.split.value,
+            instances=protocol.instances,
+            limits=LimitsRecord.of(protocol.limits),
+            attempts=protocol.attempts,
+            temperature=protocol.decoding.temperature,
+            greedy=protocol.decoding.greedy,
+            seed=protocol.seed,
+        )
+
+    def protocol(self) -> Protocol:
+        return Protocol(
+            environment=self.environment,
+            version=self.version,
+            options=self.options,
+            split=Split(self.split),
+            instances=self.instances,
+            limits=self.limits.limits(),
+            attempts=self.attempts,
+            decoding=Decoding(self.temperature, self.greedy),
+            seed=self.seed,
+        )
+
+
+class InstanceRecord(Model):
+    """One level; floor and ceiling are None where they are not known exactly."""
+
+    draw: int
+    level_seed: Seed
+    instance_id: str
+    world_id: str
+    floor: float | None
+    ceiling: float | None
+
+    @classmethod
+    def of(cls, instance: Instance) -> Self:
+        return cls(
+            draw=instance.draw,
+            level_seed=instance.level_seed,
+            instance_id=instance.instance_id,
+            world_id=instance.world_id,
+            floor=instance.floor,
+            ceiling=instance.ceiling,
+        )
+
+    def instance(self) -> Instance:
+        return Instance(**self.model_dump())
+
+
+class EnvironmentRecord(Model):
+    """What the server said of the environment under the protocol's options and limits, and the levels found in it."""
+
+    version: str
+    split_epoch: int
+    options_json: str
+    limits: LimitsRecord
+    draws: int
+    instances: tuple[InstanceRecord, ...]
+
+    @classmethod
+    def of(cls, selection: Selection) -> Self:
+        return cls(
+            version=selection.version,
+            split_epoch=selection.split_epoch,
+            options_json=selection.options_json,
+            limits=LimitsRecord.of(selection.limits),
+            draws=selection.draws,
+            instances=tuple(map(InstanceRecord.of, selection.instances)),
+        )
+
+    def selection(self) -> Selection:
+        return Selection(
+            instances=tuple(instance.instance() for instance in self.instances),
+            draws=self.draws,
+            version=self.version,
+            split_epoch=self.split_epoch,
+            options_json=self.options_json,
+            limits=self.limits.limits(),
+        )
+
+
+class Rate(Model):
+    """A success rate; see `statistics.Success`."""
+
+    rate: float
+    low: float
+    high: float
+    effective_n: float
+    method: str
+
+    @classmethod
+    def of(cls, success: statistics.Success) -> Self:
+        return cls(
+            rate=success.rate,
+            low=success.interval.low,
+            high=success.interval.high,
+            effective_n=success.effective_n,
+            method=success.method,
+        )
+
+
+class Score(Model):
+    """A normalised score; see `statistics.Normalised`.
+
+    Attributes:
+        floor_source, ceiling_source: "exact" (of each instance, by the server) or "played" (by the scripted rows).
+    """
+
+    value: float
+    standard_error: float
+    low: float
+    high: float
+    floor: float
+    ceiling: float
+    method: str
+    floor_source: Literal["exact", "played"]
+    ceiling_source: Literal["exact", "played"]
+
+
+class Statistics(Model):
+    """What a row comes to.
+
+    Attributes:
+        success: over the resolved episodes; None where there is none.
+        score: None where `score_missing` says why.
+        instances: with at least one resolved episode.
+        unresolved: episodes; any makes the row incomplete, more than 1 % make it unranked.
+        low_bound, high_bound: success rate if all unresolved episodes had failed, or succeeded.
+        turns_per_solved, tokens_per_solved: spent over all episodes, for each solved one; None where none was solved.
+        pass_at, pass_hat: by k, for an agent that samples, where there are several attempts.
+    """
+
+    success: Rate | None
+    score: Score | None
+    score_missing: str = ""
+    instances: int
+    episodes: int
+    unresolved: int
+    ranked: bool
+    low_bound: float
+    high_bound: float
+    mean_return: float | None
+    turns: float | None
+    tokens: float | None
+    turns_per_solved: float | None
+    tokens_per_solved: float | None
+    invalid_action_rate: float | None
+    unparsed_rate: float | None
+    truncation_rate: float | None
+    cut_off_rate: float | None
+    agent_faults: int
+    environment_faults: int
+    pass_at: dict[int, float] = {}
+    pass_hat: dict[int, float] = {}
+
+
+class RowRecord(Model):
+    """One agent's play.
+
+    Attributes:
+        unavailable: why the agent could not play; then there are no episodes.
+        decoding: how an agent that samples did so; "" for one that does not.
+    """
+
+    agent: str
+    description: dict[str, str]
+    decoding: str
+    unavailable: str = ""
+    statistics: Statistics | None
+    episodes: tuple[EpisodeRecord, ...]
+
+
+class Comparison(Model):
+    """Success of row `second` less that of row `first` on the same instances; see `statistics.Difference`.
+
+    Attributes:
+        holm_p_value: adjusted over all comparisons of the record.
+    """
+
+    first: str
+    second: str
+    difference: float
+    low: float
+    high: float
+    instances: int
+    p_value: float
+    holm_p_value: float
+    test: str
+
+
+class CodeRecord(Model):
+    """What made the numbers. `commit` is None outside of turngym's checkout; `modified`: it held other changes too."""
+
+    commit: str | None
+    modified: bool | None
+    python: str
+    platform: str
+    packages: dict[str, str]
+
+
+class Record(Model):
+    """An evaluation: see the module's docstring."""
+
+    schema_version: Literal[1] = SCHEMA
+    created: str
+    code: CodeRecord
+    server: tuple[str, ...]
+    server_version: str
+    protocol: ProtocolRecord
+    environment: EnvironmentRecord
+    sessions: int
+    rows: tuple[RowRecord, ...]
+    comparisons: tuple[Comparison, ...]
+
+    def row(self, agent: str) -> RowRecord:
+        """The row of an agent's name. Raises KeyError."""
+        for row in self.rows:
+            if row.agent == agent:
+                return row
+        raise KeyError(agent)
+
+
+def now() -> str:
+    """The time, UTC, ISO 8601 to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def code_record() -> CodeRecord:
+    """The code that runs here."""
+    # An installed copy may lie inside of somebody else's checkout.
+    commit = _git("rev-parse", "HEAD") if _git("ls-files", "--error-unmatch", __file__) else None
+    return CodeRecord(
+        commit=commit,
+        modified=bool(_git("status", "--porcelain", "--untracked-files=no")) if commit else None,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        packages={name: version for name in _PACKAGES if (version := _installed(name))},
+    )
+
+
+def save(record: Record, trajectories: Iterable[Trajectory], out: Path) -> Path:
+    """Writes a record into a new folder under `out`, and returns it. The folder appears whole or not at all."""
+    out.mkdir(parents=True, exist_ok=True)
+    stamp = record.created.replace(":", "").replace("-", "")[:15]
+    folder = out / f"{stamp}-{record.protocol.environment.replace(':', '_')}-{secrets.token_hex(3)}"
+    aside = out / f".{folder.name}.part"
+    aside.mkdir()
+    _write(aside / TRAJECTORIES, (trajectory.model_dump_json() + "\n" for trajectory in trajectories))
+    _write(aside / RECORD, [record.model_dump_json(indent=1), "\n"])
+    aside.rename(folder)
+    return folder
+
+
+def load(path: Path) -> Record:
+    """Reads a record from its folder or file.
+
+    Raises:
+        RecordError: there is none, or it is of another schema.
+    """
+    file = path / RECORD if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path} holds no record: {error}") from error
+    try:
+        return Record.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the whole"
+        raise RecordError(f"{file} is no record of schema {SCHEMA}: {where}: {first['msg']}") from error
+
+
+def load_trajectories(folder: Path) -> list[Trajectory]:
+    """Reads the trajectories beside a record.
+
+    Raises:
+        RecordError: there are none, or they cannot be read.
+    """
+    try:
+        lines = (folder / TRAJECTORIES).read_text(encoding="utf-8").splitlines()
+        return [Trajectory.model_validate_json(line) for line in lines]
+    except (OSError, UnicodeDecodeError, ValidationError) as error:
+        raise RecordError(f"{folder} holds no trajectories: {error}") from error
+
+
+def find(folder: Path) -> Sequence[Path]:
+    """Folders of records under `folder`, oldest first. `folder` may be one itself."""
+    if (folder / RECORD).is_file():
+        return [folder]
+    return sorted(file.parent for file in folder.glob(f"*/{RECORD}"))
+
+
+def _write(file: Path, parts: Iterable[str]) -> None:
+    with file.open("w", encoding="utf-8") as stream:
+        stream.writelines(parts)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says about the checkout that this file lies in; None where there is no git or no checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        # The arguments are this module's own, and git is the one on the user's path.
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

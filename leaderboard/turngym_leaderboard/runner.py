@@ -1,0 +1,261 @@
+"""Plays a protocol's instances with one agent, and says for each episode what came of it and whose fault it was.
+
+The agent's faults are failures. The server's are not: such an episode is played again with the same seeds, and what
+stays unresolved is marked so. An environment that fails after an agent's action is played again too; if it fails each
+time, it is a failure, else crashing a losing episode would pay. Knows nothing of statistics or of what is kept.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from turngym_client import (
+    Advice,
+    Client,
+    CloseReason,
+    EnvironmentFailed,
+    Episode,
+    InvalidRequest,
+    NoOracle,
+    NoSuchInstance,
+    NotServed,
+    Transition,
+    TurngymError,
+    UnknownEnvironment,
+    VersionMismatch,
+)
+from turngym_leaderboard import seeds
+from turngym_leaderboard.agents import Agent, AgentFault, Reply, Seat, View
+from turngym_leaderboard.protocol import Instance, Protocol, Selection, request
+from turngym_leaderboard.record import EpisodeRecord, TurnRecord
+
+TRIES: Final = 3
+"""How often an episode is begun before its fault stands."""
+
+_CALLER: Final = (InvalidRequest, UnknownEnvironment, NotServed, VersionMismatch, NoSuchInstance)
+"""Errors of the whole evaluation, which no second try can mend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One episode: what is kept of it, and what was read and written in it."""
+
+    record: EpisodeRecord
+    turns: tuple[TurnRecord, ...]
+    last_observation: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    instance: Instance
+    attempt: int
+
+
+@dataclass(slots=True)
+class _Run:
+    """One try of a job."""
+
+    job: _Job
+    request_noise: int
+    agent_seed: int
+    episode: Episode | None = None
+    turns: list[TurnRecord] = field(default_factory=list[TurnRecord])
+    fault: str = ""
+    blame: Literal["", "agent", "environment", "server"] = ""
+
+    @property
+    def live(self) -> bool:
+        return self.episode is not None and not self.blame and not self.episode.done
+
+
+def play(
+    client: Client,
+    protocol: Protocol,
+    selection: Selection,
+    agent: Agent,
+    *,
+    sessions: int = 128,
+    on_episodes: Callable[[int], None] = lambda count: None,
+) -> list[Played]:
+    """Plays every attempt on every instance, in their order.
+
+    Episodes are played in batches of fixed membership: which ones share a batch is a function of the order and of
+    `sessions`, never of who is quick, so an agent whose arithmetic depends on its neighbours repeats itself. After a
+    batch of which nothing could be resolved the server counts as gone, and the rest is unresolved without being tried.
+
+    Args:
+        sessions: episodes held at once.
+        on_episodes: called with the number of episodes that have just been finished.
+
+    Raises:
+        AgentUnavailable: as the agent does.
+        TurngymError: what no second try can mend, such as a split that is not served.
+    """
+    jobs = [_Job(instance, attempt) for instance in selection.instances for attempt in range(protocol.attempts)]
+    played: list[Played] = []
+    gone = False
+    for start in range(0, len(jobs), sessions):
+        batch = [_new_run(protocol, job) for job in jobs[start : start + sessions]]
+        if gone:
+            for run in batch:
+                run.fault, run.blame = "not played: nothing of the batch before could be resolved", "server"
+            played += [_finished(run) for run in batch]
+            continue
+        _play_batch(client, protocol, selection, agent, batch)
+        for _ in range(TRIES - 1):
+            again = [i for i, run in enumerate(batch) if run.blame in ("environment", "server")]
+            if not again:
+                break
+            retries = [_new_run(protocol, batch[i].job) for i in again]
+            _play_batch(client, protocol, selection, agent, retries)
+            for i, run in zip(again, retries, strict=True):
+                batch[i] = run
+        gone = all(run.blame == "server" for run in batch)
+        played += [_finished(run) for run in batch]
+        on_episodes(len(batch))
+    return played
+
+
+def _new_run(protocol: Protocol, job: _Job) -> _Run:
+    place = (protocol.secret, protocol.environment, job.instance.draw, job.attempt)
+    return _Run(job=job, request_noise=seeds.noise_seed(*place), agent_seed=seeds.agent_seed(*place))
+
+
+def _play_batch(client: Client, protocol: Protocol, selection: Selection, agent: Agent, runs: Sequence[_Run]) -> None:
+    """Plays these runs to their ends or faults."""
+    _reset(client, protocol, selection, agent, runs)
+    begun = [run for run in runs if run.episode is not None]
+    try:
+        agent.start([_seat(run) for run in begun], protocol.decoding)
+        while any(run.live for run in begun):
+            _play_turn(client, agent, begun)
+    finally:
+        client.close_many([run.episode for run in begun if run.episode is not None], CloseReason.FINISHED)
+
+
+def _reset(client: Client, protocol: Protocol, selection: Selection, agent: Agent, runs: Sequence[_Run]) -> None:
+    requests = [
+        request(
+            protocol, level_seed=run.job.instance.level_seed, noise_seed=run.request_noise, version=selection.version
+        )
+        for run in runs
+    ]
+    wanted = agent.wants_legal_actions
+    outcomes = client.reset_many(requests, want_legal_actions=wanted, return_exceptions=True)
+    for run, outcome in zip(runs, outcomes, strict=True):
+        if isinstance(outcome, TurngymError):
+            _blame(run, outcome, "server")
+        else:
+            run.episode = outcome
+
+
+def _seat(run: _Run) -> Seat:
+    episode = _episode(run)
+    return Seat(
+        environment=episode.environment_id,
+        instructions=episode.instructions,
+        action_separator=episode.action_separator,
+        max_actions_per_turn=episode.limits.max_actions_per_turn,
+        seed=run.agent_seed,
+    )
+
+
+def _play_turn(client: Client, agent: Agent, begun: Sequence[_Run]) -> None:
+    """One turn of every live run."""
+    advice = _advise(client, [run for run in begun if run.live]) if agent.wants_advice else {}
+    live = [(seat, run) for seat, run in enumerate(begun) if run.live]
+    if not live:
+        return
+    views = [
+        View(seat=seat, turn=len(run.turns), transition=_episode(run).state, advice=advice.get(id(run)))
+        for seat, run in live
+    ]
+    try:
+        replies = agent.act(views)
+    except AgentFault as fault:
+        for _, run in live:
+            run.fault, run.blame = str(fault), "agent"
+        return
+    steps = [(_episode(run), reply.actions) for (_, run), reply in zip(live, replies, strict=True)]
+    outcomes = client.step_many(steps, want_legal_actions=agent.wants_legal_actions, return_exceptions=True)
+    for (_, run), view, reply, outcome in zip(live, views, replies, outcomes, strict=True):
+        if isinstance(outcome, EnvironmentFailed):
+            _blame(run, outcome, "environment")
+        elif isinstance(outcome, TurngymError):
+            _blame(run, outcome, "server")
+        else:
+            run.turns.append(_turn(view, reply, outcome))
+            if outcome.done and outcome.success is None:
+                run.fault, run.blame = "the environment did not say whether it succeeded", "server"
+
+
+def _advise(client: Client, live: Sequence[_Run]) -> dict[int, Advice]:
+    """Advice by run, where the environment has an oracle."""
+    advice: dict[int, Advice] = {}
+    outcomes = client.advise_many([_episode(run) for run in live], return_exceptions=True)
+    for run, outcome in zip(live, outcomes, strict=True):
+        if isinstance(outcome, Advice):
+            advice[id(run)] = outcome
+        elif not isinstance(outcome, NoOracle):
+            _blame(run, outcome, "server")
+    return advice
+
+
+def _blame(run: _Run, error: TurngymError, blame: Literal["environment", "server"]) -> None:
+    if isinstance(error, _CALLER):
+        raise error
+    run.fault, run.blame = f"{type(error).__name__}: {error}", blame
+
+
+def _episode(run: _Run) -> Episode:
+    assert run.episode is not None
+    return run.episode
+
+
+def _turn(view: View, reply: Reply, outcome: Transition) -> TurnRecord:
+    return TurnRecord(
+        observation=view.transition.observation,
+        text=reply.text,
+        reasoning=reply.reasoning,
+        actions=reply.actions,
+        actions_executed=outcome.actions_executed,
+        reward=outcome.reward,
+        action_valid=outcome.action_valid,
+        valid_format=reply.valid_format,
+        cut_off=reply.cut_off,
+        tokens=reply.tokens,
+    )
+
+
+def _finished(run: _Run) -> Played:
+    """What is kept of a run that is not tried again."""
+    outcomes: dict[str, Literal["played", "agent_fault", "environment_fault", "unresolved"]] = {
+        "": "played",
+        "agent": "agent_fault",
+        "environment": "environment_fault",
+        "server": "unresolved",
+    }
+    state = run.episode.state if run.episode is not None else None
+    tokens = [turn.tokens for turn in run.turns if turn.tokens is not None]
+    record = EpisodeRecord(
+        draw=run.job.instance.draw,
+        attempt=run.job.attempt,
+        level_seed=run.job.instance.level_seed,
+        noise_seed=run.request_noise,
+        agent_seed=run.agent_seed,
+        instance_id=run.job.instance.instance_id,
+        world_id=run.job.instance.world_id,
+        outcome=outcomes[run.blame],
+        fault=run.fault,
+        success=None if run.blame == "server" else (not run.blame and state is not None and bool(state.success)),
+        truncated=state is not None and state.truncated,
+        end_reason=state.end_reason.value if state is not None else "",
+        actions=tuple(turn.actions for turn in run.turns),
+        rewards=tuple(turn.reward for turn in run.turns),
+        invalid_turns=sum(not turn.action_valid for turn in run.turns),
+        unparsed_turns=sum(not turn.valid_format for turn in run.turns),
+        cut_off_turns=sum(turn.cut_off for turn in run.turns),
+        tokens=sum(tokens) if tokens else None,
+        digest=state.digest.hex() if state is not None else "",
+    )
+    return Played(record, tuple(run.turns), state.observation if state is not None else "")

@@ -1,0 +1,28 @@
+"""Seeds of a board, as functions of its secret and of where they are used.
+
+Each is the first eight bytes, big-endian, of HMAC-SHA256(secret, canonical JSON of what it is for): whoever knows the
+secret can derive all of them, nobody else can guess one from others. Knows nothing of environments or agents.
+"""
+
+import hmac
+import json
+
+
+def level_seed(secret: bytes, environment: str, draw: int) -> int:
+    """Seed of the level of one draw of the walk over levels, in [0, 2^64)."""
+    return _derive(secret, "level", environment, draw)
+
+
+def noise_seed(secret: bytes, environment: str, draw: int, attempt: int) -> int:
+    """Seed of the environment's noise in one attempt: the same for every agent, so that luck is shared."""
+    return _derive(secret, "noise", environment, draw, attempt)
+
+
+def agent_seed(secret: bytes, environment: str, draw: int, attempt: int) -> int:
+    """Seed of the agent's own sampling in one attempt."""
+    return _derive(secret, "agent", environment, draw, attempt)
+
+
+def _derive(secret: bytes, *what: str | int) -> int:
+    message = json.dumps(what, separators=(",", ":"), ensure_ascii=False).encode()
+    return int.from_bytes(hmac.digest(secret, message, "sha256")[:8], "big")

@@ -1,0 +1,158 @@
+"""Turns episodes into the numbers of a row, and rows into comparisons. Knows nothing of servers or agents."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from turngym_leaderboard import statistics
+from turngym_leaderboard.protocol import Instance
+from turngym_leaderboard.record import Comparison, EpisodeRecord, Rate, RowRecord, Score, Statistics
+
+BOOTSTRAP_SEED = 0
+"""Of the intervals whose floor or ceiling was played."""
+UNRANKED_OVER = 0.01
+"""Share of unresolved episodes over which a row is not ranked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Floor or ceiling of each instance, by draw, and where they come from. Empty: there is none."""
+
+    values: Mapping[int, float]
+    source: Literal["exact", "played"]
+
+
+def outcomes_by_draw(episodes: Sequence[EpisodeRecord]) -> dict[int, list[bool | None]]:
+    """Success of each attempt, by the instance's draw, in the order of play."""
+    outcomes: defaultdict[int, list[bool | None]] = defaultdict(list)
+    for episode in episodes:
+        outcomes[episode.draw].append(episode.success)
+    return dict(outcomes)
+
+
+def resolved_by_draw(episodes: Sequence[EpisodeRecord]) -> dict[int, list[bool]]:
+    """The same without what is unresolved; instances without any resolved attempt are left out."""
+    resolved = {
+        draw: [success for success in attempts if success is not None]
+        for draw, attempts in outcomes_by_draw(episodes).items()
+    }
+    return {draw: attempts for draw, attempts in resolved.items() if attempts}
+
+
+def reference(
+    instances: Sequence[Instance], which: Literal["floor", "ceiling"], played: Sequence[EpisodeRecord]
+) -> Reference:
+    """Floors or ceilings of the instances: exact where every one has it, else as the scripted row played them."""
+    exact = {instance.draw: getattr(instance, which) for instance in instances}
+    if all(value is not None for value in exact.values()):
+        return Reference(exact, "exact")
+    means = {draw: sum(attempts) / len(attempts) for draw, attempts in resolved_by_draw(played).items()}
+    return Reference(means, "played")
+
+
+def summarise(episodes: Sequence[EpisodeRecord], floor: Reference, ceiling: Reference, *, samples: bool) -> Statistics:
+    """The numbers of a row.
+
+    Args:
+        samples: the agent's attempts differ by its own chance; pass@k and pass^k are told only then.
+    """
+    everything = outcomes_by_draw(episodes)
+    resolved = resolved_by_draw(episodes)
+    bounds = statistics.unresolved_bounds(list(everything.values()))
+    kept = [episode for episode in episodes if episode.success is not None]
+    unresolved = len(episodes) - len(kept)
+    solved = sum(bool(episode.success) for episode in kept)
+    turns = sum(len(episode.actions) for episode in kept)
+    tokens = [episode.tokens for episode in kept if episode.tokens is not None]
+    score, missing = _score(resolved, floor, ceiling)
+    attempts = min((len(a) for a in resolved.values()), default=0) if samples else 0
+    ks = range(1, attempts + 1) if attempts > 1 else ()
+    return Statistics(
+        success=Rate.of(statistics.success(list(resolved.values()))) if resolved else None,
+        score=score,
+        score_missing=missing,
+        instances=len(resolved),
+        episodes=len(episodes),
+        unresolved=unresolved,
+        ranked=unresolved <= UNRANKED_OVER * len(episodes),
+        low_bound=bounds.low,
+        high_bound=bounds.high,
+        mean_return=_share(sum(episode.total_reward for episode in kept), len(kept)),
+        turns=_share(turns, len(kept)),
+        tokens=_share(sum(tokens), len(tokens)),
+        turns_per_solved=_share(turns, solved),
+        tokens_per_solved=_share(sum(tokens), solved) if tokens else None,
+        invalid_action_rate=_share(sum(episode.invalid_turns for episode in kept), turns),
+        unparsed_rate=_share(sum(episode.unparsed_turns for episode in kept), turns),
+        truncation_rate=_share(sum(episode.truncated for episode in kept), len(kept)),
+        cut_off_rate=_share(sum(episode.cut_off_turns for episode in kept), turns),
+        agent_faults=sum(episode.outcome == "agent_fault" for episode in episodes),
+        environment_faults=sum(episode.outcome == "environment_fault" for episode in episodes),
+        pass_at={k: statistics.pass_at_k(list(resolved.values()), k) for k in ks},
+        pass_hat={k: statistics.pass_hat_k(list(resolved.values()), k) for k in ks},
+    )
+
+
+def compare(rows: Sequence[RowRecord]) -> tuple[Comparison, ...]:
+    """Every pair of rows, later less earlier, on the instances whose attempts are all resolved in both.
+
+    P-values are also told adjusted by Holm over all pairs. A pair without a common instance is left out.
+    """
+    found: list[tuple[str, str, statistics.Difference]] = []
+    for first, second in itertools.combinations(rows, 2):
+        one, other = outcomes_by_draw(first.episodes), outcomes_by_draw(second.episodes)
+        draws = [draw for draw in one if draw in other and None not in one[draw] and None not in other[draw]]
+        if draws:
+            before, after = ([[bool(success) for success in side[draw]] for draw in draws] for side in (one, other))
+            found.append((first.agent, second.agent, statistics.paired_difference(before, after)))
+    adjusted = statistics.holm([difference.p_value for _, _, difference in found])
+    return tuple(
+        Comparison(
+            first=first,
+            second=second,
+            difference=difference.value,
+            low=difference.interval.low,
+            high=difference.interval.high,
+            instances=difference.instances,
+            p_value=difference.p_value,
+            holm_p_value=holm,
+            test=difference.test,
+        )
+        for (first, second, difference), holm in zip(found, adjusted, strict=True)
+    )
+
+
+def _score(resolved: Mapping[int, list[bool]], floor: Reference, ceiling: Reference) -> tuple[Score | None, str]:
+    """The normalised score over the instances that have everything it needs, or why there is none."""
+    draws = [draw for draw in resolved if draw in floor.values and draw in ceiling.values]
+    sides = (
+        [resolved[draw] for draw in draws],
+        [floor.values[draw] for draw in draws],
+        [ceiling.values[draw] for draw in draws],
+    )
+    if len(draws) < 2:
+        return None, f"{len(draws)} instances have a floor and a ceiling; a normalised score needs 2"
+    try:
+        if floor.source == ceiling.source == "exact":
+            result = statistics.normalised(*sides)
+        else:
+            result = statistics.normalised_by_bootstrap(*sides, seed=BOOTSTRAP_SEED)
+    except ValueError as error:
+        return None, str(error)
+    return Score(
+        value=result.value,
+        standard_error=result.standard_error,
+        low=result.interval.low,
+        high=result.interval.high,
+        floor=result.floor,
+        ceiling=result.ceiling,
+        method=result.method,
+        floor_source=floor.source,
+        ceiling_source=ceiling.source,
+    ), ""
+
+
+def _share(total: float, count: int) -> float | None:
+    return total / count if count else None

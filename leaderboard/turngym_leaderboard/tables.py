@@ -1,0 +1,154 @@
+"""Shows a record on a terminal. Knows nothing of how one is made."""
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from turngym_leaderboard.record import Comparison, ProtocolRecord, Record, RowRecord, Score, Statistics
+
+
+def show(console: Console, record: Record) -> None:
+    """Prints protocol, rows and comparisons of a record."""
+    console.print(Text(protocol_line(record), style="bold"))
+    for note in notes(record):
+        console.print(Text(note, style="yellow"))
+    console.print(table(record))
+    for comparison in record.comparisons:
+        console.print(Text(comparison_line(comparison)))
+
+
+def protocol_line(record: Record) -> str:
+    """What was played, in one paragraph."""
+    protocol, environment = record.protocol, record.environment
+    limits = environment.limits
+    found = len(environment.instances)
+    worlds = f"{found} distinct worlds of split {protocol.split}"
+    options = f" with options {environment.options_json}" if protocol.options else ""
+    return (
+        f"{protocol.environment} {environment.version}{options}: {worlds} (seed {protocol.seed}), "
+        f"{limits.max_turns} turns of at most {limits.max_actions_per_turn} actions, {limits.max_actions} actions, "
+        f"{protocol.attempts} attempt{'s' if protocol.attempts > 1 else ''} each, {_decoding(protocol)}"
+    )
+
+
+def notes(record: Record) -> list[str]:
+    """What a reader has to know before the numbers."""
+    said: list[str] = []
+    found, wanted = len(record.environment.instances), record.protocol.instances
+    if found < wanted:
+        said.append(
+            f"only {found} of {wanted} distinct worlds were found in {record.environment.draws} draws; all were played"
+        )
+    if record.protocol.split != "held_out":
+        said.append(f"split {record.protocol.split} is not held out: agents may have been trained on these worlds")
+    for row in record.rows:
+        if row.unavailable:
+            said.append(f"{row.agent}: {row.unavailable}")
+        told = row.statistics
+        if told is None:
+            continue
+        if told.unresolved:
+            ranked = "incomplete" if told.ranked else "incomplete and unranked"
+            said.append(
+                f"{row.agent}: {told.unresolved} of {told.episodes} episodes are unresolved, so the row is {ranked}; "
+                f"success is {_percent(told.low_bound)} if they all failed, {_percent(told.high_bound)} if none did"
+            )
+        if told.agent_faults or told.environment_faults:
+            said.append(
+                f"{row.agent}: {told.agent_faults} faults of the agent's and {told.environment_faults} of the "
+                "environment's count as failures"
+            )
+        if told.score_missing:
+            said.append(f"{row.agent}: no normalised score: {told.score_missing}")
+    return said
+
+
+def table(record: Record) -> RenderableType:
+    """The rows of a record."""
+    drawn = Table(caption=_caption(record), caption_justify="left")
+    drawn.add_column("agent", overflow="fold")
+    for heading in (
+        "success\n95 % interval",
+        "normalised\n95 % interval",
+        "mean\nreturn",
+        "turns",
+        "invalid\nactions",
+        "truncated\nepisodes",
+        "tokens",
+    ):
+        drawn.add_column(heading, justify="right")
+    for row in record.rows:
+        drawn.add_row(_name(row), *_cells(row.statistics))
+    several = [row for row in record.rows if row.statistics is not None and row.statistics.pass_at]
+    if not several:
+        return drawn
+    return Group(drawn, *(Text(_passes(row)) for row in several))
+
+
+def comparison_line(comparison: Comparison) -> str:
+    """A paired difference in words."""
+    excluded = comparison.low > 0 or comparison.high < 0
+    return (
+        f"{comparison.second} − {comparison.first}: {comparison.difference * 100:+.1f} points, 95 % interval "
+        f"{comparison.low * 100:+.1f} to {comparison.high * 100:+.1f} ({'excludes' if excluded else 'includes'} 0; "
+        f"paired over {comparison.instances} instances; exact {comparison.test} p = {comparison.p_value:.2g}, "
+        f"Holm {comparison.holm_p_value:.2g})"
+    )
+
+
+def _name(row: RowRecord) -> str:
+    return row.agent
+
+
+def _cells(told: Statistics | None) -> list[str]:
+    if told is None:
+        return ["–"] * 7
+    success = told.success
+    return [
+        f"{_percent(success.rate)}\n{success.low * 100:.1f} to {success.high * 100:.1f}" if success else "–",
+        _score(told.score),
+        _number(told.mean_return, 2),
+        _number(told.turns, 2),
+        _percent(told.invalid_action_rate),
+        _percent(told.truncation_rate),
+        _number(told.tokens, 1),
+    ]
+
+
+def _score(score: Score | None) -> str:
+    return f"{score.value:.3f}\n{score.low:.3f} to {score.high:.3f}" if score else "–"
+
+
+def _passes(row: RowRecord) -> str:
+    told = row.statistics
+    assert told is not None
+    pairs = ", ".join(
+        f"pass@{k} {_percent(told.pass_at[k])}, pass^{k} {_percent(told.pass_hat[k])}" for k in told.pass_at if k > 1
+    )
+    return f"{row.agent}: {pairs}"
+
+
+def _caption(record: Record) -> str:
+    told = next((row.statistics for row in record.rows if row.statistics and row.statistics.success), None)
+    if told is None or told.success is None:
+        return "nothing was resolved"
+    method = told.success.method.replace("clopper-pearson", "Clopper–Pearson").replace("wilson", "Wilson")
+    said = "Turns and tokens are means an episode; invalid actions are shares of turns."
+    if told.score is not None:
+        said += (
+            f"\nNormalised: 0 is a random player ({_percent(told.score.floor)}, {told.score.floor_source}), 1 the best "
+            f"possible ({_percent(told.score.ceiling)}, {told.score.ceiling_source}) on these very instances."
+        )
+    return f"Success intervals by world ({method} for the first row). {said}"
+
+
+def _decoding(protocol: ProtocolRecord) -> str:
+    return "greedy" if protocol.greedy else f"T = {protocol.temperature:g}"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share * 100:.1f} %"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,124 @@
+"""Checkpoints as agents: those of the trainer, models from elsewhere, and folders that are neither."""
+
+import dataclasses
+import json
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+from turngym_client import connect
+from turngym_leaderboard.agents import AgentUnavailable
+from turngym_leaderboard.agents.checkpoint import CheckpointAgent
+from turngym_leaderboard.evaluation import evaluate
+from turngym_leaderboard.protocol import REFERENCE, Decoding, select_instances
+from turngym_leaderboard.runner import play
+from turngym_leaderboard.verify import verify
+from turngym_trainer.policy import load_policy
+
+SMALL = dataclasses.replace(REFERENCE, instances=6)
+TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with connect(server) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def checkpoint(server, tmp_path_factory):
+    """What the trainer's command writes after one small iteration."""
+    folder = tmp_path_factory.mktemp("run")
+    settings = {
+        "run.folder": f'"{folder}/run"',
+        "run.server": f'["{server}"]',
+        "run.iterations": 1,
+        "run.threads": 1,
+        "rollout.groups": 2,
+        "rollout.group_size": 2,
+        "rollout.max_response_tokens": TOKENS,
+        "rollout.context_turns": 1,
+        "rollout.instructions": '"short"',
+        "validation.every": 0,
+    }
+    arguments = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    command = [Path(sysconfig.get_path("scripts")) / "trainer", "train", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [state] = folder.rglob("training/state.json")
+    return state.parent.parent
+
+
+def test_a_checkpoint_reads_and_writes_as_its_run_did(client, checkpoint):
+    agent = CheckpointAgent(checkpoint, name="tiny")
+    told = agent.description
+    assert (told["context"], told["instructions"], told["max_response_tokens"]) == (
+        "last 1 turns",
+        "short",
+        str(TOKENS),
+    )
+    assert (told["iteration"], told["trained_split_epoch"]) == ("1", "1")
+    assert told["trained_in"].startswith("sokoban ")
+    evaluation = evaluate(client, SMALL, [agent], also_greedy=True)
+    record = evaluation.record
+    assert [row.agent for row in record.rows] == ["random", "tiny", "tiny (greedy)", "oracle"]
+    assert [row.decoding for row in record.rows] == ["", "T = 1", "greedy", ""]
+    for row in record.rows[1:3]:
+        assert all(0 < episode.tokens <= TOKENS * len(episode.actions) for episode in row.episodes)
+    sampled, greedy = (
+        {turn.text for t in evaluation.trajectories if t.agent == row.agent for turn in t.turns}
+        for row in record.rows[1:3]
+    )
+    assert sampled.isdisjoint(greedy)
+    assert record.comparisons == ()
+    assert verify(client, record) == []
+
+
+def test_sampling_is_a_function_of_the_seats_seed(client, checkpoint):
+    agent = CheckpointAgent(checkpoint, name="tiny")
+    selection = select_instances(client, SMALL)
+    first, second = (play(client, SMALL, selection, agent) for _ in range(2))
+    assert first == second
+    texts = {turn.text for played in first for turn in played.turns}
+    assert len(texts) > 6
+    other = play(client, dataclasses.replace(SMALL, seed=1), selection, agent)
+    assert texts.isdisjoint(turn.text for played in other for turn in played.turns)
+
+
+def test_a_model_from_elsewhere_reads_everything(tmp_path):
+    load_policy("tiny").save(tmp_path)
+    told = CheckpointAgent(tmp_path, name="elsewhere").description
+    assert (told["context"], told["instructions"], told["max_response_tokens"]) == ("all turns", "environment", "256")
+    assert "iteration" not in told
+    assert len(told["sha256"]) == 64
+
+
+def test_a_policy_that_is_not_finite_fails_by_its_own_fault(client, tmp_path):
+    policy = load_policy("tiny")
+    with torch.no_grad():
+        next(policy.model.parameters()).fill_(torch.nan)
+    policy.save(tmp_path)
+    selection = select_instances(client, dataclasses.replace(SMALL, instances=2))
+    agent = CheckpointAgent(tmp_path, name="broken")
+    for decoding, fault in ((Decoding(), "failed on 2 conversations"), (Decoding(greedy=True), "not finite")):
+        played = play(client, dataclasses.replace(SMALL, decoding=decoding), selection, agent)
+        assert [(p.record.outcome, p.record.success) for p in played] == [("agent_fault", False)] * 2
+        assert all(fault in p.record.fault for p in played)
+
+
+@pytest.mark.parametrize("content", ["nothing", "no folder", "no weights", "damaged state"])
+def test_a_folder_that_is_no_checkpoint_says_so(tmp_path, checkpoint, content):
+    folder = tmp_path / "folder"
+    if content != "no folder":
+        folder.mkdir()
+    if content == "no weights":
+        (folder / "config.json").write_text("{}")
+    if content == "damaged state":
+        (folder / "config.json").write_text((checkpoint / "config.json").read_text())
+        (folder / "training").mkdir()
+        (folder / "training" / "state.json").write_text(json.dumps({"config": {}}))
+    with pytest.raises(AgentUnavailable, match=str(folder)):
+        CheckpointAgent(folder, name="none")

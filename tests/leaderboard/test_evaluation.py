@@ -1,0 +1,329 @@
+"""Evaluations against a real server: what is played, whose fault is whose, what is kept, and whether it stands."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from turngym_client import Limits, Split, TurngymError, connect
+from turngym_leaderboard import record as records
+from turngym_leaderboard import seeds, tables
+from turngym_leaderboard.agents import AgentFault, AgentUnavailable, Reply, Seat, View
+from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
+from turngym_leaderboard.evaluation import CannotEvaluate, evaluate
+from turngym_leaderboard.protocol import REFERENCE, Decoding, Protocol, select_instances
+from turngym_leaderboard.runner import play
+from turngym_leaderboard.verify import verify
+
+SMALL = dataclasses.replace(REFERENCE, instances=24)
+
+
+class Script:
+    """Plays the same turns in every episode."""
+
+    samples = False
+    wants_legal_actions = False
+    wants_advice = False
+    description: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, name: str, *turns: Sequence[str]) -> None:
+        self.name = name
+        self.turns = turns
+        self.seats: list[Seat] = []
+
+    def start(self, seats: Sequence[Seat], decoding: Decoding) -> None:
+        self.seats += seats
+
+    def act(self, views: Sequence[View]) -> list[Reply]:
+        return [self.reply(self.turns[view.turn % len(self.turns)]) for view in views]
+
+    def reply(self, actions: Sequence[str]) -> Reply:
+        return Reply(text="||".join(actions), reasoning="", actions=tuple(actions), tokens=len(actions))
+
+
+class GivesUp(Script):
+    """Fails as a whole in its second turn."""
+
+    def act(self, views: Sequence[View]) -> list[Reply]:
+        if views[0].turn == 1:
+            raise AgentFault("out of memory")
+        return super().act(views)
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with connect(server) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def evaluation(client, server):
+    agents = [Script("up", ["Up", "Up"]), Script("around", ["Up", "Right", "Down", "Left"], ["Left", "fly"])]
+    return evaluate(client, SMALL, agents, server=[server], sessions=7)
+
+
+def test_the_reference_protocol_is_the_designs():
+    assert (
+        Protocol(
+            environment="sokoban",
+            split=Split.HELD_OUT,
+            instances=512,
+            attempts=1,
+            limits=Limits(max_turns=5, max_actions=10, max_actions_per_turn=5),
+            decoding=Decoding(temperature=1.0, greedy=False),
+            seed=0,
+        )
+        == REFERENCE
+    )
+
+
+def test_instances_are_the_first_levels_of_distinct_worlds_whatever_the_batch(client):
+    by_seven, by_fifty = (select_instances(client, SMALL, sessions=sessions) for sessions in (7, 50))
+    assert by_seven == by_fifty
+    instances = by_seven.instances
+    assert len({instance.world_id for instance in instances}) == len(instances) == 24
+    assert by_seven.draws == instances[-1].draw + 1
+    assert [instance.level_seed for instance in instances] == [
+        seeds.level_seed(b"0", "sokoban", instance.draw) for instance in instances
+    ]
+    # Every draw that was passed over has a world met before.
+    kept = {instance.draw for instance in instances}
+    passed = [draw for draw in range(by_seven.draws) if draw not in kept]
+    for draw in passed:
+        met = client.reset("sokoban", split=Split.HELD_OUT, level_seed=seeds.level_seed(b"0", "sokoban", draw))
+        assert met.world_id in {instance.world_id for instance in instances if instance.draw < draw}
+
+
+def test_rows_are_random_agents_oracle_on_the_same_instances_and_seeds(evaluation):
+    rows = evaluation.record.rows
+    assert [row.agent for row in rows] == ["random", "up", "around", "oracle"]
+    played = [[(e.draw, e.level_seed, e.noise_seed, e.agent_seed) for e in row.episodes] for row in rows]
+    assert played[0] == played[1] == played[2] == played[3]
+    assert len(played[0]) == 24
+
+
+def test_the_oracle_reaches_the_exact_ceiling_of_every_instance(evaluation):
+    ceilings = {instance.draw: instance.ceiling for instance in evaluation.record.environment.instances}
+    assert {e.draw: float(e.success) for e in evaluation.record.row("oracle").episodes} == ceilings
+
+
+def test_random_fills_every_turn_with_legal_actions(evaluation):
+    for episode in evaluation.record.row("random").episodes:
+        assert all(len(turn) == 5 and set(turn) <= {"Up", "Down", "Left", "Right"} for turn in episode.actions)
+        assert episode.invalid_turns == 0
+    assert len({episode.actions for episode in evaluation.record.row("random").episodes}) == 24
+
+
+def test_numbers_of_a_row_follow_from_its_episodes(evaluation):
+    row = evaluation.record.row("around")
+    told = row.statistics
+    # The second turn ends in an invalid action, unless its first action solves the level; the third is the last.
+    turns = sum(len(episode.actions) for episode in row.episodes)
+    met = [e for e in row.episodes if len(e.actions) == 3 or (len(e.actions) == 2 and not e.success)]
+    assert told.invalid_action_rate == len(met) / turns > 0
+    assert told.turns == turns / 24
+    assert told.mean_return == pytest.approx(sum(sum(e.rewards) for e in row.episodes) / 24)
+    trajectories = [t for t in evaluation.trajectories if t.agent == "around"]
+    assert [tuple(turn.reward for turn in t.turns) for t in trajectories] == [e.rewards for e in row.episodes]
+    assert [tuple(turn.actions for turn in t.turns) for t in trajectories] == [e.actions for e in row.episodes]
+
+
+def test_comparisons_are_between_the_agents_only(evaluation):
+    [comparison] = evaluation.record.comparisons
+    assert (comparison.first, comparison.second, comparison.instances) == ("up", "around", 24)
+    up, around = ({e.draw: e.success for e in evaluation.record.row(n).episodes} for n in ("up", "around"))
+    assert comparison.difference == pytest.approx(sum(around[d] - up[d] for d in up) / 24)
+
+
+def test_the_same_digests_whatever_the_batch_and_whoever_else_plays(client, evaluation):
+    again = evaluate(client, SMALL, [Script("around", ["Up", "Right", "Down", "Left"], ["Left", "fly"])], sessions=24)
+    for name in ("random", "around", "oracle"):
+        assert again.record.row(name).episodes == evaluation.record.row(name).episodes
+
+
+def test_attempts_share_the_level_and_differ_in_noise(client):
+    protocol = Protocol(environment="frozen_lake", instances=5, attempts=3)
+    record = evaluate(client, protocol, []).record
+    episodes = record.row("oracle").episodes
+    assert [(e.draw, e.attempt) for e in episodes] == [
+        (i.draw, attempt) for i in record.environment.instances for attempt in range(3)
+    ]
+    for first in range(0, 15, 3):
+        group = episodes[first : first + 3]
+        assert len({e.level_seed for e in group}) == len({e.instance_id for e in group}) == 1
+        assert len({e.noise_seed for e in group}) == len({e.digest for e in group}) == 3
+    assert record.row("random").statistics.score is not None
+
+
+def test_too_few_worlds_are_all_played_and_it_says_so(client):
+    protocol = Protocol(environment="bandit", split=Split.ALL, instances=3, limits=Limits())
+    record = evaluate(client, protocol, []).record
+    assert 0 < len(record.environment.instances) < 3
+    said = tables.notes(record)
+    assert any(f"only {len(record.environment.instances)} of 3" in note for note in said)
+    assert any("not held out" in note for note in said)
+
+
+def test_an_environment_that_cannot_be_divided_says_what_to_play(client):
+    with pytest.raises(CannotEvaluate, match=r"too few worlds to be divided.*all"):
+        evaluate(client, Protocol(environment="bandit"), [])
+
+
+def test_two_agents_of_one_name_are_refused(client):
+    with pytest.raises(CannotEvaluate, match="two agents are called 'up'"):
+        evaluate(client, SMALL, [Script("up", ["Up"]), Script("up", ["Up"])])
+
+
+def test_an_agents_fault_is_a_failure(client):
+    selection = select_instances(client, SMALL)
+    played = play(client, SMALL, selection, GivesUp("gives up", ["Up"]))
+    assert {(p.record.outcome, p.record.success, p.record.fault) for p in played} == {
+        ("agent_fault", False, "out of memory")
+    }
+    assert {len(p.turns) for p in played} == {1}
+
+
+def test_scripted_agents_asked_for_by_name_are_no_contestants(client):
+    record = evaluate(client, dataclasses.replace(SMALL, instances=2), [OracleAgent(), RandomAgent()]).record
+    assert [row.agent for row in record.rows] == ["random", "oracle"]
+    assert record.comparisons == ()
+
+
+@pytest.fixture(scope="module")
+def faulty(running_server):
+    here = str(Path(__file__).parent)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = here if before is None else f"{here}{os.pathsep}{before}"
+    try:
+        with running_server("--env", "faulty:Faulty", "--splits", "all") as address, connect(address) as connected:
+            yield connected
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+FAULTY = Protocol(environment="faulty", split=Split.ALL, instances=4, limits=Limits())
+
+
+def outcomes(client, *turns: Sequence[str]):
+    selection = select_instances(client, FAULTY)
+    return {(p.record.outcome, p.record.success) for p in play(client, FAULTY, selection, Script("script", *turns))}
+
+
+def test_an_environment_that_fails_each_time_is_a_failure(faulty):
+    assert outcomes(faulty, ["wait"], ["crash"]) == {("environment_fault", False)}
+
+
+def test_an_environment_that_fails_once_is_played_again(faulty):
+    assert outcomes(faulty, ["wait"], ["stumble"]) == {("played", True)}
+
+
+def test_an_episode_without_a_verdict_is_unresolved(faulty):
+    assert outcomes(faulty, ["shrug"]) == {("unresolved", None)}
+
+
+def test_scripted_rows_that_cannot_play_are_shown_with_the_reason(faulty):
+    evaluation = evaluate(faulty, FAULTY, [Script("winner", ["win"])])
+    record = evaluation.record
+    assert [bool(row.unavailable) for row in record.rows] == [True, False, True]
+    assert record.row("winner").statistics.success.rate == 1.0
+    assert record.row("winner").statistics.score is None
+    said = " ".join(tables.notes(record))
+    assert "its legal actions cannot be listed" in said
+    assert "it advises nothing" in said
+    assert verify(faulty, record) == []
+
+
+def test_an_agent_that_cannot_play_is_an_error(faulty):
+    class Needy(RandomAgent):
+        name = "needy"
+
+        def act(self, views: Sequence[View]) -> list[Reply]:
+            raise AgentUnavailable("needy needs more")
+
+    with pytest.raises(AgentUnavailable, match="needs more"):
+        play(faulty, FAULTY, select_instances(faulty, FAULTY), Needy())
+
+
+def test_a_server_that_goes_away_leaves_the_rest_unresolved(running_server):
+    with running_server("--env", "sokoban", "--splits", "held_out") as address:
+        client = connect(address, deadline=2.0, patience=1.0, failover=0.2)
+        selection = select_instances(client, SMALL)
+        record = evaluate(client, SMALL, []).record
+    with client:
+        played = play(client, SMALL, selection, Script("late", ["Up"]), sessions=16)
+        assert {(p.record.outcome, p.record.success) for p in played} == {("unresolved", None)}
+        assert "not played" in played[-1].record.fault
+        with pytest.raises(TurngymError):
+            verify(client, record)
+
+
+def test_a_record_is_kept_whole_and_read_back(evaluation, tmp_path):
+    folder = records.save(evaluation.record, evaluation.trajectories, tmp_path / "runs")
+    assert [file.name for file in (tmp_path / "runs").iterdir()] == [folder.name]
+    assert records.find(tmp_path / "runs") == records.find(folder) == [folder]
+    assert records.load(folder) == records.load(folder / records.RECORD) == evaluation.record
+    assert tuple(records.load_trajectories(folder)) == evaluation.trajectories
+    assert evaluation.record.code.packages["turngym"]
+
+
+def test_a_folder_without_a_record_is_an_error(tmp_path):
+    with pytest.raises(records.RecordError, match="holds no record"):
+        records.load(tmp_path)
+    (tmp_path / records.RECORD).write_text('{"schema_version": 2}')
+    with pytest.raises(records.RecordError, match="schema"):
+        records.load(tmp_path)
+
+
+def test_a_true_record_stands(client, evaluation):
+    counted: list[int] = []
+    assert verify(client, evaluation.record, on_episodes=counted.append) == []
+    assert sum(counted) == 4 * 24
+
+
+def tampered(record: records.Record, **changes) -> records.Record:
+    """The record with its second row's first episode changed."""
+    row = record.rows[1]
+    episode = row.episodes[0].model_copy(update=changes)
+    row = row.model_copy(update={"episodes": (episode, *row.episodes[1:])})
+    return record.model_copy(update={"rows": (record.rows[0], row, *record.rows[2:])})
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"digest": "00" * 32}, "digest"),
+        ({"actions": (("Down",),)}, "digest"),
+        ({"rewards": (10.0,)}, "rewards"),
+        ({"agent_seed": 1}, "seeds"),
+        ({"noise_seed": 1}, "seeds"),
+        ({"instance_id": "00" * 16}, "instance"),
+        ({"outcome": "unresolved", "success": None}, "statistics"),
+    ],
+)
+def test_a_record_that_was_tampered_with_does_not_stand(client, evaluation, change, found):
+    faults = verify(client, tampered(evaluation.record, **change))
+    assert any(found in fault for fault in faults), faults
+
+
+def test_a_success_that_was_not_earned_does_not_stand(client, evaluation):
+    failed = next(e for e in evaluation.record.rows[1].episodes if not e.success)
+    row = evaluation.record.rows[1]
+    episodes = tuple(e.model_copy(update={"success": True}) if e is failed else e for e in row.episodes)
+    record = evaluation.record.model_copy(
+        update={"rows": (evaluation.record.rows[0], row.model_copy(update={"episodes": episodes}))}
+    )
+    assert any("success False, but the record says True" in fault for fault in verify(client, record))
+
+
+def test_a_record_that_lost_an_episode_does_not_stand(client, evaluation):
+    row = evaluation.record.rows[1]
+    record = evaluation.record.model_copy(
+        update={"rows": (evaluation.record.rows[0], row.model_copy(update={"episodes": row.episodes[1:]}))}
+    )
+    assert any("one for each instance and attempt" in fault for fault in verify(client, record))
