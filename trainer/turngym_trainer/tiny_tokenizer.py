@@ -1,9 +1,11 @@
 """The tokenizer of the `tiny` policy, built from the lists below and committed as `tiny/tokenizer.json`.
 
-One token for each symbol of a grid, action, tag and common word, each also with the space before it; a separator and
-the action after it are one token, so that a turn of five actions is six tokens. Text that the lists do not know falls
-apart into characters, and characters into bytes: anything can be encoded and comes back unchanged. A plain
-`PreTrainedTokenizerFast`; nothing of it needs code from here to be loaded.
+One token for each symbol inside a grid, action, tag and common word, each also with the space before it. What is always
+the same is fused, for speed on a CPU: the wall between the ends of two rows (`#`, newline, `#`), the first and the last
+row of wall, a separator and the action after it, a cell's row and column (`3,5`). So a 6×6 board is 21 tokens, and a
+turn of five actions six. Text that the lists do not know falls apart into characters, and characters into bytes:
+anything can be encoded and comes back unchanged. A plain `PreTrainedTokenizerFast`; nothing of it needs code from here
+to be loaded.
 
 Rewrite the committed files after a change: `python -m turngym_trainer.tiny_tokenizer`. Ids move then, so weights saved
 before do not fit any longer (each saved policy carries its own tokenizer).
@@ -41,7 +43,14 @@ It Move No Now On Only Push Reach Reward Stand Step The Then There This Turns Us
 WORDS: Final = tuple(_WORDS.split())
 """Whole words: letters only; anything else is a token a character."""
 
+_SIDES: Final = range(3, 13)
+"""Widths of boards whose first and last row of wall are one token."""
+WALLS: Final = ("#\n#", *("#" * side + "\n#" for side in _SIDES), *("#\n" + "#" * side for side in _SIDES))
+CELLS: Final = tuple(f"{row},{column}" for row in range(1, 10) for column in range(1, 10))
+
 CHARACTERS: Final = (*string.printable.split("\t")[0], "\n", "\t", "√", "×", "−", "–", "…", "’", "“", "”")
+
+_PIECES: Final = r"\A#+\n#|#\n#+\z|#\n#|\|\|| ?\d,\d| ?[A-Za-z]+|[\s\S]"
 
 CHAT_TEMPLATE: Final = (
     "{%- for message in messages -%}"
@@ -57,13 +66,13 @@ def build() -> PreTrainedTokenizerFast:
     added = [AddedToken(token, special=True, normalized=False) for token in (PAD, END, *ROLES)]
     added += [AddedToken(tag, special=False, normalized=False) for tag in TAGS]
     added += [AddedToken(SEPARATOR + action, special=False, normalized=False) for action in ("", *ACTIONS)]
-    words = dict.fromkeys((*ACTIONS, *WORDS))
+    words = dict.fromkeys((*ACTIONS, *WORDS, *CELLS))
     pieces = [token.content for token in added]
     pieces += [f"<0x{byte:02X}>" for byte in range(256)]
-    pieces += [*CHARACTERS, "||", *words, *(f" {word}" for word in words)]
+    pieces += [*CHARACTERS, *WALLS, "||", *words, *(f" {word}" for word in words)]
     vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, ignore_merges=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\|\|| ?[A-Za-z]+|[\s\S]"), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_tokens([token for token in added if not token.special])
     tokenizer.add_special_tokens([token for token in added if token.special])
