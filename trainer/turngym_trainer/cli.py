@@ -121,3 +121,7 @@ def _fail(message: str) -> NoReturn:
     """Prints what is wrong and exits with status 2."""
     Console(stderr=True).print(f"trainer: {message}", style="red", highlight=False, markup=False)
     raise typer.Exit(2)
+
+
+if __name__ == "__main__":
+    main()

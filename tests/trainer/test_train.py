@@ -1,0 +1,326 @@
+"""Whole runs against a real server: what they write, and that they can be killed at any moment."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from turngym_client import Split, connect
+from turngym_trainer.checkpoint import CheckpointError, checkpoints, read_state
+from turngym_trainer.evaluate import choose_levels, wilson
+from turngym_trainer.metrics import read_metrics
+from turngym_trainer.settings import load_config, to_toml
+from turngym_trainer.train import RunError, resumable, train
+
+SMALL = [
+    "environment.id=sokoban",
+    "environment.max_turns=3",
+    "environment.reward_range=10.0",
+    "run.iterations=4",
+    "rollout.groups=3",
+    "rollout.group_size=4",
+    "rollout.context_turns=1",
+    "rollout.instructions=none",
+    "rollout.max_response_tokens=12",
+    "rollout.parts=2",
+    "update.minibatch_episodes=5",
+    "update.microbatch_tokens=500",
+    "critic.warmup_iterations=1",
+    "validation.every=2",
+    "validation.episodes=4",
+    "checkpoint.every=2",
+]
+
+
+def small(server, novice, folder, *settings, preset="starpo_s"):
+    return load_config(
+        preset=preset,
+        settings=[*SMALL, f"run.server={server}", f"policy.model={novice}", f"run.folder={folder}", *settings],
+    )
+
+
+class Interruption(Exception):
+    pass
+
+
+def stop_at(iteration):
+    def observe(metrics):
+        if metrics["iteration"] == iteration:
+            raise Interruption
+
+    return observe
+
+
+def timeless(folder):
+    """A run's metrics without what a clock said."""
+    return [{key: value for key, value in line.items() if key != "clock"} for line in read_metrics(folder)]
+
+
+def assert_same_run(one: Path, other: Path):
+    """Metrics, trajectories, weights and optimiser states are equal to the last bit."""
+    assert timeless(one) == timeless(other)
+    assert (one / "trajectories.jsonl").read_bytes() == (other / "trajectories.jsonl").read_bytes()
+    last, last_other = checkpoints(one / "checkpoints")[-1], checkpoints(other / "checkpoints")[-1]
+    assert last.name == last_other.name
+    files = sorted(path.relative_to(last) for path in last.rglob("*.safetensors"))
+    assert files
+    for file in files:
+        tensors, others = load_file(last / file), load_file(last_other / file)
+        assert tensors.keys() == others.keys()
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, others[name]), f"{file}: {name}"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server, novice, tmp_path_factory):
+    """A StarPO-S run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("runs") / "undisturbed"
+    train(small(server, novice, folder))
+    return folder
+
+
+def test_a_run_writes_what_it_promises(undisturbed, novice):
+    metrics = read_metrics(undisturbed)
+    assert [line["iteration"] for line in metrics] == [1, 2, 3, 4]
+    first, last = metrics[0], metrics[-1]
+    assert first["update/actor_steps"] == 0  # The first iteration trains the critic only.
+    assert first["update/critic_steps"] > 0
+    assert last["update/actor_steps"] >= 1
+    assert last["update/kept_episodes"] == 4  # One group of three: ⌈0.25 · 3⌉.
+    assert last["train/episodes"] == 12
+    assert last["update"] == 4
+    assert last["optimiser_step"] == sum(line["update/optimiser_steps"] for line in metrics)
+    assert 0.9 < last["update/ratio_max"] < 1.2
+    for name in ("entropy", "gradient_norm", "clip_high", "clip_low", "explained_variance", "old_kl", "kept_tokens"):
+        assert last[f"update/{name}"] is not None
+    for name in ("group_std", "constant_groups", "valid_format", "valid_action", "reasoning_words", "lost"):
+        assert last[f"train/{name}"] is not None
+    assert 0 < last["train/distinct_3_within"] <= 1
+    assert last["average/train/reward"] == pytest.approx(
+        0.9 * metrics[2]["average/train/reward"] + 0.1 * last["train/reward"]
+    )
+    assert last["clock"]["waiting_seconds"] > 0
+    assert [("validation/success" in line) for line in metrics] == [False, True, False, True]
+    assert last["validation/episodes"] == 4
+
+    episodes = [json.loads(line) for line in (undisturbed / "trajectories.jsonl").read_text().splitlines()]
+    assert len(episodes) == 4 * 12
+    assert {(e["iteration"], e["group"], e["member"]) for e in episodes} == {
+        (i, g, m) for i in range(1, 5) for g in range(3) for m in range(4)
+    }
+    assert len({e["level_seed"] for e in episodes}) == 12
+    assert len({e["noise_seed"] for e in episodes}) == 48
+    for episode in episodes:
+        charged = sum(not (turn["valid_format"] and turn["valid_action"]) for turn in episode["turns"])
+        assert episode["reward"] == pytest.approx(episode["environment_return"] - 0.1 * charged)
+        assert len(episode["digest"]) == 64
+    assert sum(e["kept"] for e in episodes if e["iteration"] == 4) == 4
+    assert list((undisturbed / "tensorboard").glob("events.*"))
+    assert [path.name for path in checkpoints(undisturbed / "checkpoints")] == ["iteration-000002", "iteration-000004"]
+    assert not list((undisturbed / "checkpoints").glob(".*"))
+
+
+def test_transformers_loads_a_checkpoint_without_us(undisturbed, novice):
+    last = checkpoints(undisturbed / "checkpoints")[-1]
+    model = AutoModelForCausalLM.from_pretrained(last)
+    tokenizer = AutoTokenizer.from_pretrained(last)
+    ids = tokenizer("<think>", return_tensors="pt", add_special_tokens=False).input_ids
+    with torch.no_grad():
+        assert torch.isfinite(model(ids).logits).all()
+    before = AutoModelForCausalLM.from_pretrained(novice)
+    assert not torch.equal(model.get_input_embeddings().weight, before.get_input_embeddings().weight)
+    assert not [path for path in last.rglob("*") if path.suffix in {".bin", ".pt", ".pkl", ".pth"}]
+
+
+def test_a_run_is_a_function_of_its_settings(undisturbed, server, novice, tmp_path):
+    train(small(server, novice, tmp_path / "again", "run.trajectories_every=1"))
+    assert_same_run(undisturbed, tmp_path / "again")
+    train(small(server, novice, tmp_path / "other", "run.seed=1"))
+    assert timeless(undisturbed) != timeless(tmp_path / "other")
+
+
+@pytest.mark.parametrize("iteration", [1, 3], ids=["before the first checkpoint", "between two"])
+def test_a_resumed_run_equals_an_undisturbed_one(undisturbed, server, novice, tmp_path, iteration):
+    config = small(server, novice, tmp_path / "run")
+    with pytest.raises(Interruption):
+        train(config, observe=stop_at(iteration))
+    assert len(read_metrics(tmp_path / "run")) == iteration
+    train(config, resume=True)
+    assert_same_run(undisturbed, tmp_path / "run")
+
+
+@pytest.mark.parametrize("preset", ["starpo", "grpo"])
+def test_the_other_presets_resume_as_exactly(server, novice, tmp_path, preset):
+    configs = [
+        small(
+            server,
+            novice,
+            tmp_path / name,
+            "run.iterations=3",
+            "validation.every=0",
+            "critic.trunk=shared",
+            preset=preset,
+        )
+        for name in ("undisturbed", "resumed")
+    ]
+    train(configs[0])
+    with pytest.raises(Interruption):
+        train(configs[1], observe=stop_at(3))
+    train(configs[1], resume=True)
+    assert_same_run(tmp_path / "undisturbed", tmp_path / "resumed")
+    last = read_metrics(tmp_path / "resumed")[-1]
+    assert last["update/actor_steps"] > 0
+    assert last["update/reference_gap"] != 0
+
+
+def test_kill_9_at_any_moment_loses_nothing(undisturbed, server, novice, tmp_path):
+    """The process is killed three times, at random moments, in rollouts, updates and checkpoints."""
+    folder = tmp_path / "killed"
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(small(server, novice, folder)), encoding="utf-8")
+    command = [sys.executable, "-m", "turngym_trainer.cli", "train"]
+    moments = random.Random(3)
+    kills = 0
+    resume: list[str] = ["--config", str(file)]
+    while True:
+        process = subprocess.Popen(
+            [*command, *resume],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        if kills < len(KILLED_AFTER):
+            while process.poll() is None and _lines(folder) < KILLED_AFTER[kills]:
+                time.sleep(0.005)
+            time.sleep(moments.uniform(0.0, 0.3))
+            process.send_signal(signal.SIGKILL)
+        _, errors = process.communicate()
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, errors
+        kills += 1
+        if (folder / "config.toml").exists():
+            resume = ["--resume", str(folder)]
+    assert kills >= 2
+    assert_same_run(undisturbed, folder)
+
+
+KILLED_AFTER = (0, 2, 3)
+"""Lines of metrics.jsonl that are awaited before each kill; checkpoints follow the second and the fourth."""
+
+
+def _lines(folder):
+    file = folder / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else -1
+
+
+def test_a_run_does_not_write_over_another(undisturbed, server, novice):
+    with pytest.raises(RunError, match="holds a run already; resume it"):
+        train(small(server, novice, undisturbed))
+
+
+def test_resume_wants_a_run_and_its_settings(undisturbed, server, novice, tmp_path):
+    with pytest.raises(RunError, match="holds no run to resume"):
+        train(small(server, novice, tmp_path / "nothing"), resume=True)
+    with pytest.raises(RunError, match="holds no run to resume"):
+        resumable(tmp_path / "nothing", [])
+    with pytest.raises(RunError, match=r"update\.epochs: cannot be changed on resume"):
+        train(resumable(undisturbed, ["update.epochs=2"]), resume=True)
+
+
+def test_a_run_may_be_made_longer(undisturbed, tmp_path):
+    folder = tmp_path / "longer"
+    shutil.copytree(undisturbed, folder)
+    train(resumable(folder, ["run.iterations=5"]), resume=True)
+    assert [line["iteration"] for line in read_metrics(folder)] == [1, 2, 3, 4, 5]
+
+
+def test_another_environment_is_refused(undisturbed, tmp_path):
+    folder = tmp_path / "changed"
+    shutil.copytree(undisturbed, folder)
+    state = checkpoints(folder / "checkpoints")[-1] / "training" / "state.json"
+    content = json.loads(state.read_text())
+    content["environment"]["version"] = "0.0"
+    state.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"version was 0\.0, is"):
+        train(resumable(folder, ["run.iterations=5"]), resume=True)
+
+
+def test_a_wanted_version_is_checked(server, novice, tmp_path):
+    with pytest.raises(RunError, match=r"environment\.version asks for 99"):
+        train(small(server, novice, tmp_path / "run", "environment.version='99'"))
+
+
+def test_files_that_were_cut_are_noticed(undisturbed, tmp_path):
+    folder = tmp_path / "cut"
+    shutil.copytree(undisturbed, folder)
+    with (folder / "metrics.jsonl").open("r+b") as file:
+        file.truncate(10)
+    with pytest.raises(ValueError, match="has 10 bytes"):
+        train(resumable(folder, ["run.iterations=5"]), resume=True)
+
+
+def test_a_folder_that_is_no_checkpoint_says_so(novice):
+    with pytest.raises(CheckpointError, match="is no checkpoint of a training run"):
+        read_state(novice)
+
+
+def test_groups_that_fare_alike_teach_grpo_nothing(server, tmp_path):
+    """An untrained policy fails everywhere alike: no step is taken, and the counters say so."""
+    folder = tmp_path / "run"
+    train(small(server, "tiny", folder, "run.iterations=1", "validation.every=0", "kl.coefficient=0", preset="grpo"))
+    (line,) = read_metrics(folder)
+    assert (line["iteration"], line["update"], line["optimiser_step"]) == (1, 0, 0)
+    assert line["train/constant_groups"] == 1
+    assert line["train/valid_format"] == 0
+    assert line["train/reward"] == pytest.approx(line["train/environment_return"] - 0.3)
+
+
+def test_the_filter_still_lets_the_critic_learn(server, tmp_path):
+    folder = tmp_path / "run"
+    settings = ["run.iterations=2", "validation.every=0", "critic.warmup_iterations=0"]
+    train(small(server, "tiny", folder, *settings))
+    for line in read_metrics(folder):
+        assert line["update/kept_episodes"] == 0
+        assert line["update/actor_steps"] == 0
+        assert line["update/critic_steps"] == 3  # 12 episodes in mini-batches of at most 5.
+
+
+def test_bandit_runs_on_split_all(server, tmp_path):
+    folder = tmp_path / "run"
+    settings = ["environment.id=bandit", "environment.split=all", "validation.split=all", "run.iterations=1"]
+    train(small(server, "tiny", folder, *settings, "validation.every=1"))
+    (line,) = read_metrics(folder)
+    assert line["validation/episodes"] == 4
+    assert line["train/turns"] == 1
+
+
+def test_validation_levels_are_distinct_worlds_of_their_split(server):
+    config = load_config(settings=["environment.id=sokoban"])
+    with connect(server) as client:
+        levels = choose_levels(client, config.environment, Split.VALIDATION, run_seed=0, count=24)
+        again = choose_levels(client, config.environment, Split.VALIDATION, run_seed=0, count=12)
+        worlds = {
+            client.reset("sokoban", split=Split.VALIDATION, level_seed=level, noise_seed=0).world_id for level in levels
+        }
+    assert len(levels) == len(worlds) == 24
+    assert again == levels[:12]
+
+
+def test_wilson_by_hand():
+    # p = 1/2 of 4: centre stays 1/2; half-width z·√(1/16 + z²/64)/(1 + z²/4) with z = 2: 2·√(1/8)/2 = 0.35355.
+    low, high = wilson(2, 4, z=2.0)
+    assert (low, high) == (pytest.approx(0.5 - 0.125**0.5), pytest.approx(0.5 + 0.125**0.5))
+    assert wilson(0, 10)[0] == 0.0
+    assert wilson(10, 10)[1] == pytest.approx(1.0)
