@@ -64,6 +64,10 @@ class Policy:
         self.model = model
         self.tokenizer = tokenizer
         vocabulary = tokenizer.get_vocab()
+        # Ten times as quick as through transformers, which resets these two at each call.
+        self._encoder = tokenizer.backend_tokenizer
+        self._encoder.no_truncation()
+        self._encoder.no_padding()
         self.stop_ids = _stop_ids(model, tokenizer, vocabulary)
         self.eos_ids = self.stop_ids - {vocabulary[ANSWER_END]} if ANSWER_END in vocabulary else self.stop_ids
         self.pad_id = int(cast("int | None", tokenizer.pad_token_id) or min(self.eos_ids, default=0))
@@ -84,12 +88,12 @@ class Policy:
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """Token ids of text in which special tokens are read as such."""
-        return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), np.int64)
+        return np.asarray(self._encoder.encode(text, add_special_tokens=False).ids, np.int64)
 
     def decode(self, ids: NDArray[np.int64]) -> str:
         """Text of token ids, an end-of-turn token left out."""
         kept = [int(token) for token in ids if int(token) not in self.eos_ids]
-        return cast(str, self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return self._encoder.decode(kept, skip_special_tokens=False)
 
     def plain(self, text: str) -> str:
         """`text` in which nothing reads as a special token, so that an observation cannot end its own message."""
