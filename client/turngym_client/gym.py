@@ -106,7 +106,7 @@ class RemoteEnv(gymnasium.Env[str, str]):
         render_mode: "ansi" or None; `render` gives the latest observation.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"]}  # type: ignore[misc]
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
 
     def __init__(
         self,

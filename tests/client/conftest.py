@@ -291,7 +291,11 @@ class RealServer:
     def start(self):
         command = [sys.executable, "-m", "turngym_server.cli", *self.arguments, "--port", str(self.port)]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
         line = self.process.stdout.readline()
         found = re.search(r"listening on 127\.0\.0\.1:(\d+)", line)
@@ -327,6 +331,6 @@ def real_servers():
 @pytest.fixture(scope="module")
 def server():
     """A real server of this repository's environments, shared by a module's tests."""
-    running = RealServer("--env", "bandit", "--env", "sokoban").start()
+    running = RealServer("--env", "all", "--splits", "train,validation,held_out,all").start()
     yield running
     running.stop()

@@ -1,6 +1,7 @@
 """The client against a server that keeps the contract but fails when told to."""
 
 import asyncio
+import gc
 
 import pytest
 from google.rpc import code_pb2
@@ -351,5 +352,6 @@ async def test_an_episode_that_was_dropped_counts_no_more(toys):
     async with aconnect([first.address, second.address]) as client:
         kept = [await client.reset("toy", level_seed=1)]
         await client.reset("toy", level_seed=1)
+        gc.collect()
         kept.append(await client.reset("toy", level_seed=1))
         assert (len(first.service.sessions), len(second.service.sessions)) == (1, 2)
