@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from transformers.utils import logging as transformers_logging
 
 from turngym_client import parse_answer
 from turngym_leaderboard.agents import AgentFault, AgentUnavailable, Reply, Seat, View
@@ -58,7 +59,7 @@ class CheckpointAgent:
         if threads:
             torch.set_num_threads(threads)
         # The terminal belongs to the evaluation's own progress bars.
-        transformers.utils.logging.disable_progress_bar()
+        transformers_logging.disable_progress_bar()
         state, config = _settings(folder)
         try:
             self._policy = load_policy(str(folder), device=device)
