@@ -95,7 +95,9 @@ def reset_error(request_id: bytes, status: status_pb2.Status) -> bytes:
 
 
 def step_error(item: pb.StepItem | Undecodable, status: status_pb2.Status) -> bytes:
-    return messages.step_outcome(session_id_of(item).encode(), step_index_of(item), messages.error_field(status))
+    return messages.step_outcome(
+        messages.session_id_field(session_id_of(item)), step_index_of(item), messages.error_field(status)
+    )
 
 
 def step_pending(item: pb.StepItem | Undecodable) -> pb.StepOutcome:

@@ -1,6 +1,7 @@
 """The command `env_server`: serves environments until it is told to stop."""
 
 import asyncio
+import enum
 import json
 import logging
 import signal
@@ -21,6 +22,14 @@ USAGE_ERROR: Final = 2
 UsageError: Final = cast("type[Exception]", typer.BadParameter.__bases__[0])
 """What typer raises for wrong arguments. Depending on its release it is click's, or that of a copy of click."""
 _DEFAULTS: Final = ServerConfig(port=50_051)
+
+
+class LogLevel(enum.Enum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -52,6 +61,9 @@ def serve(
     grace_seconds: Annotated[
         float, typer.Option(min=0.0, help="How long running turns may take after SIGTERM.")
     ] = _DEFAULTS.grace_seconds,
+    log_level: Annotated[
+        LogLevel, typer.Option(help="What goes to stderr; info names every item that was refused.")
+    ] = LogLevel.WARNING,
     list_environments: Annotated[bool, typer.Option("--list", help="Print the environments there are.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
@@ -77,7 +89,9 @@ def serve(
         grace_seconds=grace_seconds,
     )
     hosts = [EnvironmentHost(spec, given[spec.id]) for spec in specs]
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        stream=sys.stderr, level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     asyncio.run(run(Server(hosts, config)))
 
 

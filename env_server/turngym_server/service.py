@@ -61,7 +61,7 @@ from turngym_server.session import (
 )
 from turngym_server.splits import Split
 from turngym_server.table import Creation, SessionTable
-from turngym_server.threads import Overrun, Threads
+from turngym_server.threads import Overrun
 from turngym_server.wire import Undecodable
 
 log: Final = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class EnvironmentService:
             host.spec.id: host for host in sorted(hosts, key=lambda host: host.spec.id)
         }
         self.draining = False
-        self.runtime = Runtime(clock, Threads(config.threads))
+        self.runtime = Runtime(clock, config.threads)
         self.table = SessionTable(
             max_sessions=config.max_sessions,
             max_sessions_per_caller=config.max_sessions_per_caller or config.max_sessions,
@@ -354,7 +354,7 @@ class EnvironmentService:
 
         deadline = spec.step_deadline * (1 + len(plan.turns))
         try:
-            return await self.runtime.threads.run(work, deadline, late=release)
+            return await self.runtime.threads(spec).run(work, deadline, late=release)
         except ItemError:
             raise
         except Overrun:
@@ -537,7 +537,7 @@ class Server:
             task.cancel()
         if self.service.runtime.tasks:
             await asyncio.wait(set(self.service.runtime.tasks))
-        self.service.runtime.threads.close()
+        self.service.runtime.close()
 
     async def __aenter__(self) -> Self:
         await self.start()

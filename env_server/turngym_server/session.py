@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from turngym.v1 import environment_pb2 as pb
 from turngym_server import messages
 from turngym_server.digest import encode_actions
+from turngym_server.environment import EnvironmentSpec
 from turngym_server.episode import Episode, NoiseSegment
 from turngym_server.errors import ItemError, Reason
 from turngym_server.host import EnvironmentHost
@@ -29,13 +30,28 @@ ENVIRONMENT_ERRORS: Final = (Exception, SystemExit)
 T = TypeVar("T")
 
 
+INTERPRETER_THREADS: Final = 2
+"""Threads for resets, forks and oracles of inline environments. More would only take turns at the interpreter's lock,
+and keep the event loop from it; two, so that one slow oracle does not hold up every reset."""
+
+
 class Runtime:
     """What the sessions of one server share: a clock, threads, and tasks that no RPC owns."""
 
-    def __init__(self, clock: Callable[[], float], threads: Threads) -> None:
+    def __init__(self, clock: Callable[[], float], threads: int) -> None:
         self.clock = clock
-        self.threads = threads
+        self._threads = Threads(threads)
+        self._interpreter_threads = Threads(INTERPRETER_THREADS)
         self.tasks: set[asyncio.Task[Any]] = set()
+
+    def threads(self, spec: EnvironmentSpec) -> Threads:
+        """Where an environment works that may not work on the event loop now."""
+        return self._interpreter_threads if spec.inline else self._threads
+
+    def close(self) -> None:
+        """Ends idle threads; busy ones end with what they are doing."""
+        self._threads.close()
+        self._interpreter_threads.close()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Runs `work` to its end, whoever stops waiting for it."""
@@ -113,7 +129,7 @@ class Session:
         self.start_noise = episode.noise
         self.start_state = state
         self.lease_end = 0.0
-        self.wire_id = identity.session_id.encode()
+        self.wire_id = messages.session_id_field(identity.session_id)
         self._runtime = runtime
         self._fingerprint = last_actions
         self._result = messages.transition_field(state)
@@ -200,7 +216,7 @@ class Session:
         try:
             if self.identity.host.spec.inline:
                 return self._play_inline(actions, encoded, want_legal)
-            self._result, self._legal = await self._runtime.threads.run(
+            self._result, self._legal = await self._runtime.threads(self.identity.host.spec).run(
                 lambda: (self._play(actions, encoded), self._list_legal() if want_legal else None),
                 self.identity.host.spec.step_deadline,
                 late=release,
@@ -267,7 +283,7 @@ class Session:
                 if self.identity.host.spec.inline:
                     self._legal = self._list_legal()
                 else:
-                    self._legal = await self._runtime.threads.run(self._list_legal)
+                    self._legal = await self._runtime.threads(self.identity.host.spec).run(self._list_legal)
             return self._legal if self.step_index == step_index else None
 
     def _list_legal(self) -> pb.LegalActions | None:
@@ -367,7 +383,7 @@ class Session:
         await self._exclusive.acquire()
         release = self._exclusive.release
         try:
-            return await self._runtime.threads.run(prepare(), spec.step_deadline, late=release)
+            return await self._runtime.threads(spec).run(prepare(), spec.step_deadline, late=release)
         except ItemError:
             raise
         except Overrun:
@@ -401,7 +417,7 @@ class Session:
     async def _close(self) -> None:
         async with self._exclusive:
             try:
-                await self._runtime.threads.run(self.episode.close)
+                await self._runtime.threads(self.identity.host.spec).run(self.episode.close)
             except ENVIRONMENT_ERRORS:
                 log.exception("close failed: %s", self.identity.describe(self.episode.noise))
 

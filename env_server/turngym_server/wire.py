@@ -17,6 +17,8 @@ _FIXED32: Final = 5
 ITEMS_FIELD: Final = 1
 """Number of the repeated field that holds a batch's items, in every batched message of the contract."""
 
+_BYTE: Final = tuple([bytes((value,)) for value in range(256)])
+
 MessageT = TypeVar("MessageT", bound=Message)
 
 
@@ -38,6 +40,8 @@ class Batch(Generic[MessageT]):
 
 def varint(value: int) -> bytes:
     """Base-128 encoding of 0 … 2^64 − 1."""
+    if value < 0x4000:  # Nearly all: keys, indices, lengths of small messages.
+        return _BYTE[value] if value < 0x80 else _BYTE[value & 0x7F | 0x80] + _BYTE[value >> 7]
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -47,12 +51,13 @@ def varint(value: int) -> bytes:
 
 
 def bytes_field(number: int, payload: bytes) -> bytes:
-    """A length-delimited field: bytes, a string, or a message."""
-    return varint(number << 3 | _BYTES) + varint(len(payload)) + payload
+    """A length-delimited field, numbered 1 to 15: bytes, a string, or a message."""
+    return _BYTE[number << 3 | _BYTES] + varint(len(payload)) + payload
 
 
 def varint_field(number: int, value: int) -> bytes:
-    return varint(number << 3 | _VARINT) + varint(value)
+    """A field, numbered 1 to 15, that holds a whole number."""
+    return _BYTE[number << 3 | _VARINT] + varint(value)
 
 
 def take_apart(kind: type[MessageT], data: bytes) -> Batch[MessageT]:

@@ -25,7 +25,7 @@ def test_fields_are_protobufs():
 def test_take_apart():
     items = [pb.ResetItem(environment_id=name, level_seed=5, noise_seed=2**63) for name in ("a", "b")]
     request = pb.ResetRequest(items=items, max_wait_seconds=1.5, want_legal_actions=True)
-    unknown = wire.varint_field(100, 7) + b"\xad\x06abcd"  # Fields 100 and 101, of types varint and fixed32.
+    unknown = b"\xa0\x06\x07" + b"\xad\x06abcd"  # Fields 100 and 101, of types varint and fixed32.
     batch = wire.take_apart(pb.ResetRequest, request.SerializeToString() + unknown)
     assert [pb.ResetItem.FromString(item) for item in batch.items] == items
     assert (batch.request.max_wait_seconds, batch.request.want_legal_actions, len(batch.request.items)) == (
