@@ -224,6 +224,7 @@ def main() -> None:
     parser.add_argument("--env", action="append", choices=sorted(SETTINGS), help="environment id; all if not given")
     parser.add_argument("--blocks", type=int, default=4, help=f"blocks of {BLOCK} distinct worlds (default 4)")
     arguments = parser.parse_args()
+    code = commit()
     for environment_id in arguments.env or sorted(SETTINGS):
         spec = REGISTRY[environment_id]
         result = {
@@ -233,7 +234,7 @@ def main() -> None:
             "entries": list(entries(spec, arguments.blocks)),
             "made_by": {
                 "command": f"python experiments/reference_scores.py --env {spec.id} --blocks {arguments.blocks}",
-                "commit": commit(),
+                "commit": code,
                 "turngym": turngym.__version__,
                 "python": platform.python_version(),
             },

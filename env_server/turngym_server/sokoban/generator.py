@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from turngym_server.rng import Rng
-from turngym_server.sokoban.board import Board, Level, cells, flood, neighbours
+from turngym_server.sokoban.board import Board, Level, cells, flood, neighbours, shift
 from turngym_server.sokoban.search import fewest_pushes
 
 Floors = Literal["uniform", "walk"]
@@ -275,28 +275,24 @@ def _backwards(rng: Rng, room: _Room, count: int, max_moves: int) -> Level | Non
     for _ in range(count):
         targets |= 1 << candidates.pop(rng.below(len(candidates)))
     boxes = targets
-    budget = 2 * count + rng.below(max(1, max_moves - 2 * count + 1))
-    player: int | None = None
-    spent = 0
+    budget = min(max_moves, 2 * count + rng.below(max(1, max_moves - 2 * count + 1)))
+    # Before the first pull the player may stand anywhere.
+    player, spent, layers = -1, 0, [floor & ~boxes]
     while True:
-        away = _walks(player, floor & ~boxes, stride)
-        pulls = _pulls(boxes & targets, boxes, floor, stride, away) or _pulls(boxes, boxes, floor, stride, away)
+        free = floor & ~boxes
+        pulls = _pulls(boxes & targets, free, stride, layers) or _pulls(boxes, free, stride, layers)
         if not pulls:
             break
         cost, box, delta = rng.choice(pulls)
-        if spent + cost > min(budget, max_moves):
+        if spent + cost > budget:
             break
         spent += cost
         boxes ^= 1 << box | 1 << box - delta
         player = box - 2 * delta
-    if player is None or boxes & targets:
+        layers = _layers(player, floor & ~boxes, stride)
+    if player == -1 or boxes & targets:
         return None
-    near = [
-        cell
-        for steps, layer in enumerate(_layers(player, floor & ~boxes, stride))
-        if steps + spent <= max_moves
-        for cell in cells(layer)
-    ]
+    near = [cell for layer in layers[: max_moves - spent + 1] for cell in cells(layer)]
     return Level(Board(room.width, room.height, floor, targets), rng.choice(near), boxes)
 
 
@@ -311,21 +307,12 @@ def _layers(player: int, free: int, stride: int) -> list[int]:
     return layers
 
 
-def _walks(player: int | None, free: int, stride: int) -> dict[int, int]:
-    """Walking distance of each cell within reach. Before the first pull the player may stand anywhere."""
-    if player is None:
-        return dict.fromkeys(cells(free), 0)
-    return {cell: steps for steps, layer in enumerate(_layers(player, free, stride)) for cell in cells(layer)}
-
-
-def _pulls(chosen: int, boxes: int, floor: int, stride: int, away: dict[int, int]) -> list[tuple[int, int, int]]:
+def _pulls(chosen: int, free: int, stride: int, layers: list[int]) -> list[tuple[int, int, int]]:
     """Moves, box and direction of every push that could have been the last one of one of the chosen boxes."""
-    pulls: list[tuple[int, int, int]] = []
-    for box in cells(chosen):
-        for delta in (-stride, stride, -1, 1):
-            before = box - delta
-            if before in away:
-                stand = before - delta
-                if stand >= 0 and floor >> stand & 1 and not boxes >> stand & 1:
-                    pulls.append((away[before] + 1, box, delta))
-    return pulls
+    return [
+        (steps + 1, before + delta, delta)
+        for steps, layer in enumerate(layers)
+        for delta in (-stride, stride, -1, 1)
+        if (befores := shift(chosen, -delta) & layer & shift(free, delta))
+        for before in cells(befores)
+    ]
