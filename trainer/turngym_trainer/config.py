@@ -129,7 +129,9 @@ class CheckpointConfig(Section):
 
 class WarmStartConfig(Section):
     episodes: Positive = Field(default=2_000, description="Oracle episodes that are demonstrated.")
-    learning_rate: Rate = Field(default=3e-3, description="Of AdamW. Pretrained models: 1e-5.")
+    detours: Share = Field(default=0.5, description="Share of turns that play random actions, which are not learnt.")
+    explain: bool = Field(default=True, description="Put the oracle's explanation between the think tags.")
+    learning_rate: Rate = Field(default=2e-3, description="Of AdamW. Pretrained models: 1e-5.")
     batch_rows: Positive = Field(default=64, description="Rows of one optimiser step.")
     max_steps: Positive = Field(default=2_000, description="Optimiser steps at most.")
     target_success: Share = Field(default=0.45, description="Stops once sampled success reaches this.")
