@@ -156,6 +156,10 @@ class Sokoban(Environment[SokobanOptions]):
     | all boxes are on targets | +10 |
 
     Ends when all boxes are on targets, which is success.
+
+    Floor 17.1 % ± 1.1 on held-out worlds (19.1 % ± 1.1 on training ones), ceiling 100 %: 2,048 instances each, exact
+    values, 10 actions. There are 9,117 worlds at 6×6, 918 of them held out. `experiments/reference_scores.py` computes
+    these and those of `sokoban_large`.
     """
 
     _level: Level
