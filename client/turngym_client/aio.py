@@ -90,11 +90,10 @@ class AsyncEpisode(EpisodeFacts):
         self._lock = asyncio.Lock()
         self._under_way: tuple[str, ...] | None = None
         self._failure: TurngymError | None = None
-        self._closed = False
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return self.session.closed
 
     async def step(self, actions: str | Sequence[str], *, want_legal_actions: bool = False) -> Transition:
         """Plays one turn, exactly once, and waits for what it did.
@@ -196,11 +195,6 @@ class AsyncEpisode(EpisodeFacts):
         """Frees the session. Idempotent, and no error where it or its server is gone."""
         await close_all(self._pool, [self], reason)
 
-    def end(self) -> None:
-        """Marks the episode closed, without telling the server."""
-        self._closed = True
-        self.session.leave()
-
     async def _run(self, attempt: Callable[[Server, str], Awaitable[ResultT]]) -> ResultT:
         try:
             return await self.session.run(attempt)
@@ -217,7 +211,7 @@ class AsyncEpisode(EpisodeFacts):
         return item
 
     def _check_alive(self) -> None:
-        if self._closed:
+        if self.closed:
             raise EpisodeEnded(f"{self._record.describe()}: closed; reset a new one")
         if (failure := self._failure) is not None:
             raise type(failure)(str(failure), reason=failure.reason, metadata=failure.metadata) from failure
@@ -482,7 +476,7 @@ async def close_all(pool: Pool, episodes: Iterable[AsyncEpisode], reason: CloseR
     for episode in episodes:
         if (server := episode.session.server) is not None:
             by_server[server].append(episode.session.id)
-        episode.end()
+        episode.session.end()
     if not pool.closed:
         await asyncio.gather(
             *(

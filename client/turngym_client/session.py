@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_client.episode import Record, resume_item
-from turngym_client.errors import EpisodeLost
+from turngym_client.errors import EpisodeEnded, EpisodeLost
 from turngym_client.messages import StatusError, Verdict, transition_from_pb
 from turngym_client.transport import Patience, Pool, Server, matched
 
@@ -49,12 +49,14 @@ class Session:
         record: the episode so far; the owner adds what is played.
         server: where the session is; None while it is nowhere.
         id: its id there.
+        closed: it is not made again.
     """
 
     def __init__(self, pool: Pool, record: Record, server: Server, id: str) -> None:
         self.record = record
         self.server: Server | None = None
         self.id = ""
+        self.closed = False
         self._pool = pool
         self._enter(server, id)
 
@@ -65,12 +67,16 @@ class Session:
             attempt: must be safe to repeat; raises StatusError.
 
         Raises:
-            TurngymError: by the status; EpisodeLost where the episode cannot be played again.
+            TurngymError: by the status; EpisodeLost where the episode cannot be played again; EpisodeEnded where it
+                was closed meanwhile.
         """
         patience = self._pool.patience()
         away_since: float | None = None
+        was_gone = False
         while True:
             self._pool.check_open()
+            if self.closed:
+                raise EpisodeEnded(f"{self.record.describe()}: closed; reset a new one")
             server = self.server or await self._resume(patience)
             try:
                 return await attempt(server, self.id)
@@ -79,19 +85,26 @@ class Session:
                     case Verdict.FINAL:
                         raise error.to_error(self.record.describe()) from error
                     case Verdict.SESSION_GONE:
-                        self.leave()
+                        self._leave()
+                        if was_gone:
+                            # Sessions that go as soon as they are made are no better than a server that is away.
+                            await patience.pause(error, self.record.describe())
+                        was_gone = True
                     case Verdict.BUSY:
-                        pass
+                        await patience.pause(error, self.record.describe())
                     case Verdict.AWAY:
                         away_since = away_since or time.monotonic()
                         if await self._pool.may_move(server, error, away_since):
-                            self.leave()
+                            self._leave()
                             away_since = None
-                if self.server is not None or error.verdict is Verdict.AWAY:
-                    await patience.pause(error, self.record.describe())
+                        await patience.pause(error, self.record.describe())
 
-    def leave(self) -> None:
-        """Forgets the session; its lease ends it, if it still is."""
+    def end(self) -> None:
+        """Marks the session closed and forgets where it was."""
+        self.closed = True
+        self._leave()
+
+    def _leave(self) -> None:
         if self.server is not None:
             self.server.sessions.discard(self)
         self.server, self.id = None, ""

@@ -150,7 +150,7 @@ class Episode(EpisodeFacts):
         try:
             self._run(self.aio.close, reason)
         except ServerUnavailable:
-            self.aio.end()
+            self.aio.session.end()
 
 
 class Client:
@@ -284,4 +284,4 @@ class Client:
             self._run(self._aio.close_many, inner, reason)
         except ServerUnavailable:
             for episode in inner:
-                episode.end()
+                episode.session.end()

@@ -67,13 +67,15 @@ class ToyService(pb_grpc.EnvironmentServiceServicer):
 
     `before[rpc]` and `after[rpc]` hold statuses, one for each coming call, which it fails with before or after having
     done its work (None: let it pass). `items[rpc]` holds the same for the outcome of an item. `pending` is how many
-    outcomes of steps still come as Pending. `forgets_turns` makes replays end where they began. `calls` counts.
+    outcomes of steps still come as Pending. `forgets_turns` makes replays end where they began. `calls` and
+    `deadlines` are those met.
     """
 
     def __init__(self):
         self.sessions = {}
         self.by_request = {}
         self.calls = []
+        self.deadlines = {}
         self.before = {}
         self.after = {}
         self.items = {}
@@ -90,6 +92,7 @@ class ToyService(pb_grpc.EnvironmentServiceServicer):
 
     async def _enter(self, rpc, context):
         self.calls.append(rpc)
+        self.deadlines[rpc] = context.time_remaining()
         self.client_ids.update(value for key, value in context.invocation_metadata() if key == "turngym-client")
         await self._fail(self.before.get(rpc), context)
 

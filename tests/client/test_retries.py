@@ -6,6 +6,7 @@ import gc
 import pytest
 from google.rpc import code_pb2
 
+from turngym.v1 import environment_pb2 as pb
 from turngym_client import (
     CloseReason,
     EnvironmentFailed,
@@ -56,6 +57,21 @@ async def test_an_episode_from_start_to_close(toy, client):
     assert len(toy.service.client_ids) == 1
     with pytest.raises(EpisodeEnded, match="closed"):
         await episode.step("d")
+
+
+async def test_every_call_has_a_deadline(toy):
+    async with aconnect(toy.address, deadline=20.0) as client:
+        await client.environments()
+        await client.environment("toy")
+        episode = await client.reset("toy", level_seed=1)
+        await episode.step("a")
+        await episode.advise()
+        await episode.keep_alive()
+        await (await episode.fork()).close()
+    bounds = dict.fromkeys(pb.DESCRIPTOR.services_by_name["EnvironmentService"].methods_by_name, 20.0)
+    bounds |= {"GetServer": 5.0, "Close": 5.0}
+    assert toy.service.deadlines.keys() == bounds.keys()
+    assert all(0 < toy.service.deadlines[rpc] <= bound + 0.01 for rpc, bound in bounds.items())
 
 
 @pytest.mark.parametrize("failure", [UNAVAILABLE, LATE])
@@ -123,6 +139,28 @@ async def test_a_session_that_is_gone_is_played_again(toy, client, gone):
     toy.fail_items("Step", status(code_pb2.NOT_FOUND, gone))
     assert (await episode.step("c")).observation == "(1, [('a',), ('b',), ('c',)])"
     assert toy.service.count("Reset") == 2
+
+
+async def test_sessions_that_always_go_end_with_patience(toy):
+    async with aconnect(toy.address, patience=0.5) as client:
+        episode = await client.reset("toy", level_seed=1)
+        toy.fail_items("Step", *[status(code_pb2.NOT_FOUND, "SESSION_EXPIRED")] * 1_000)
+        with pytest.raises(ServerUnavailable, match="NOT_FOUND"):
+            await episode.step("a")
+        assert toy.service.count("Reset") < 20
+
+
+async def test_an_episode_closed_in_mid_step_is_not_made_again(toy, client):
+    episode = await client.reset("toy", level_seed=1)
+    toy.fail_items("Step", status(code_pb2.NOT_FOUND, "SESSION_UNKNOWN"))
+    toy.service.step_gate = asyncio.Event()
+    step = asyncio.ensure_future(episode.step("a"))
+    await asyncio.sleep(0.1)
+    await episode.close()
+    toy.service.step_gate.set()
+    with pytest.raises(EpisodeEnded, match="closed"):
+        await step
+    assert toy.service.count("Reset") == 1
 
 
 async def test_a_server_that_comes_back_empty(toy, client):
