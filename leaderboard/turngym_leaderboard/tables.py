@@ -42,6 +42,7 @@ def notes(record: Record) -> list[str]:
     if record.protocol.split != "held_out":
         said.append(f"split {record.protocol.split} is not held out: agents may have been trained on these worlds")
     for row in record.rows:
+        said += _met_before(record, row)
         if row.unavailable:
             said.append(f"{row.agent}: {row.unavailable}")
         told = row.statistics
@@ -60,6 +61,22 @@ def notes(record: Record) -> list[str]:
             )
         if told.score_missing:
             said.append(f"{row.agent}: no normalised score: {told.score_missing}")
+    return said
+
+
+def _met_before(record: Record, row: RowRecord) -> list[str]:
+    """Whether an agent's own training may have met the worlds that it is scored on."""
+    if row.description.get("trained_in") != record.protocol.environment:
+        return []
+    said: list[str] = []
+    if row.description.get("trained_split") == "all":
+        said.append(f"{row.agent}: was trained on split all, so nothing was held out from it")
+    epoch = int(row.description.get("trained_split_epoch", record.environment.split_epoch))
+    if epoch != record.environment.split_epoch:
+        said.append(
+            f"{row.agent}: was trained under split epoch {epoch}, but these worlds are of epoch "
+            f"{record.environment.split_epoch}: some may not have been held out from it"
+        )
     return said
 
 

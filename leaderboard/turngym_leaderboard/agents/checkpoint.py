@@ -6,6 +6,7 @@ for and not before.
 """
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,7 @@ from turngym_trainer.generate import Response, generate
 from turngym_trainer.policy import ChatFormat, load_policy
 from turngym_trainer.seeds import token_uniforms
 from turngym_trainer.settings import ConfigError, config_from_tree
+from turngym_trainer.warm_start import REPORT as WARM_START
 
 FOREIGN_TOKENS: Final = 256
 """Tokens that a model which is no checkpoint of this trainer may write in a turn."""
@@ -60,7 +62,7 @@ class CheckpointAgent:
             torch.set_num_threads(threads)
         # The terminal belongs to the evaluation's own progress bars.
         transformers_logging.disable_progress_bar()
-        state, config = _settings(folder)
+        config, origin = _settings(folder)
         try:
             self._policy = load_policy(str(folder), device=device)
         except (ValueError, OSError, RuntimeError) as error:
@@ -77,7 +79,7 @@ class CheckpointAgent:
             "max_response_tokens": str(self._max_tokens),
             "device": device,
             "threads": str(torch.get_num_threads()),
-            **(_training(state) if state else {}),
+            **origin,
         }
 
     @property
@@ -145,8 +147,8 @@ class CheckpointAgent:
 _NOTHING: Final = Response(np.empty(0, np.int64), np.empty(0, np.float32), complete=False)
 
 
-def _settings(folder: Path) -> tuple[State | None, Config | None]:
-    """What the trainer wrote beside the weights; nothing for a model from elsewhere."""
+def _settings(folder: Path) -> tuple[Config | None, dict[str, str]]:
+    """The settings of the run that wrote a folder, and where it comes from; nothing for a model from elsewhere."""
     if not folder.is_dir():
         raise AgentUnavailable(f"{folder} is not a folder; expected a checkpoint such as runs/demo/checkpoints/…")
     if not (folder / "config.json").is_file():
@@ -154,20 +156,34 @@ def _settings(folder: Path) -> tuple[State | None, Config | None]:
             f"{folder} is not a checkpoint: it has no config.json. Expected a folder that the trainer wrote, or a "
             "model in Hugging Face's layout with safetensors"
         )
-    if not (folder / "training").is_dir():
-        return None, None
     try:
-        state = read_state(folder)
-        return state, config_from_tree(state.config)
-    except (CheckpointError, ConfigError) as error:
+        if (folder / "training").is_dir():
+            state = read_state(folder)
+            config = config_from_tree(state.config)
+            return config, _origin(config, "training") | _training(state)
+        if (folder / WARM_START).is_file():
+            report = json.loads((folder / WARM_START).read_text(encoding="utf-8"))
+            config = config_from_tree(report["config"])
+            return config, _origin(config, "warm start")
+    except (CheckpointError, ConfigError, OSError, ValueError, KeyError, TypeError) as error:
         raise AgentUnavailable(f"{folder} is a checkpoint that this version cannot read: {error}") from error
+    return None, {}
+
+
+def _origin(config: Config, made_by: str) -> dict[str, str]:
+    return {
+        "made_by": made_by,
+        "trained_in": config.environment.id,
+        "trained_split": config.environment.split,
+        "run_seed": str(config.run.seed),
+    }
 
 
 def _training(state: State) -> dict[str, str]:
-    """Where a checkpoint comes from. The split epoch says whether today's held-out worlds were held out then."""
+    """What a run's state tells. The split epoch says whether today's held-out worlds were held out then."""
     return {
         "iteration": str(state.progress.iteration),
-        "trained_in": f"{state.environment.id} {state.environment.version}",
+        "trained_version": state.environment.version,
         "trained_options": state.environment.options_json,
         "trained_split_epoch": str(state.environment.split_epoch),
         "trained_with": ", ".join(f"{name} {version}" for name, version in sorted(state.versions.items())),

@@ -1,0 +1,150 @@
+"""The whole path on one machine: serve, train, score. `make demo` runs it.
+
+Every part is a command of its own, printed as a user would type it, so nothing of the trainer or the server is imported
+here. The server listens on a free port of the loopback interface and is stopped whatever happens.
+"""
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+SETTINGS: Final = Path(__file__).with_name("demo.toml")
+"""The trainer's settings, for both the warm start and the training that follows."""
+
+_SERVER_STARTS_WITHIN: Final = 60.0
+_SERVER_STOPS_WITHIN: Final = 20.0
+
+
+class DemoFailed(Exception):
+    """A part of the demo failed. The message says which, and where to look."""
+
+
+def demo(
+    folder: Annotated[Path | None, typer.Option(help="Where everything is written; default: runs/demo-<time>.")] = None,
+    instances: Annotated[int, typer.Option(min=1, help="Held-out worlds of the evaluation.")] = 512,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value for the trainer, over the demo's settings.")
+    ] = None,
+) -> None:
+    """Serves Sokoban, warm-starts a tiny policy, improves it by StarPO-S, and scores before and after."""
+    console = Console()
+    began = time.monotonic()
+    home = folder or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S", time.gmtime())
+    try:
+        home.mkdir(parents=True)
+        with _server(home / "server.log", console) as address:
+            _train_and_score(home, address, instances, set_ or [], console)
+    except FileExistsError:
+        _fail(console, f"{home} exists already; name another --folder")
+    except DemoFailed as error:
+        _fail(console, str(error))
+    except KeyboardInterrupt:
+        _fail(console, f"interrupted; what was written is in {home}")
+    console.print(f"\nDone in {time.monotonic() - began:.0f} s. Everything is in {home}:", highlight=False)
+    console.print(f"  {home / 'warm-start'}  the policy before RL, in Hugging Face's layout", soft_wrap=True)
+    console.print(f"  {home / 'rl'}  the run: settings, metrics.jsonl, trajectories.jsonl, checkpoints", soft_wrap=True)
+    console.print(f"  {home / 'leaderboard'}  the evaluation's record and trajectories", soft_wrap=True)
+
+
+def _train_and_score(home: Path, address: str, instances: int, settings: Sequence[str], console: Console) -> None:
+    common = ["--config", str(SETTINGS), *(part for setting in settings for part in ("--set", setting))]
+    common += ["--set", f'run.server=["{address}"]']
+    before, run = home / "warm-start", home / "rl"
+    warm_start = ["warm-start", *common, "--set", f'run.folder="{before}"']
+    _run("warm start from the oracle's play", "trainer", warm_start, console)
+    train = ["train", *common, "--set", f'run.folder="{run}"', "--set", f'policy.model="{before}"']
+    _run("StarPO-S against the server", "trainer", train, console)
+    agents = ["--agent", f"warm start=checkpoint:{before}", "--agent", f"after RL=checkpoint:{_last_checkpoint(run)}"]
+    evaluate = ["evaluate", *agents, "--env", "sokoban", "--server", address, "--instances", str(instances)]
+    out = ["--also-greedy", "--out", str(home / "leaderboard")]
+    _run("evaluation on held-out levels", "leaderboard", [*evaluate, *out], console)
+
+
+def _last_checkpoint(run: Path) -> Path:
+    """The newest checkpoint of a run; their names sort by iteration."""
+    found = sorted(run.glob("checkpoints/*/config.json"))
+    if not found:
+        raise DemoFailed(f"the training wrote no checkpoint under {run / 'checkpoints'}")
+    return found[-1].parent
+
+
+@contextmanager
+def _server(log: Path, console: Console) -> Generator[str]:
+    """A server with sokoban and frozen_lake; gives its address, and stops it by SIGTERM, then SIGKILL."""
+    arguments = ["--env", "sokoban", "--env", "frozen_lake", "--splits", "train,validation,held_out", "--port", "0"]
+    command = [str(_command("env_server")), *arguments]
+    console.print(f"[bold]environment server[/bold]\n$ {_shown('env_server', arguments)}", soft_wrap=True)
+    with log.open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)  # noqa: S603 — our own command
+        try:
+            yield _address(process, log)
+        finally:
+            process.terminate()
+            try:
+                process.wait(_SERVER_STOPS_WITHIN)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
+    """Waits for the line in which the server says where it listens."""
+    ends = time.monotonic() + _SERVER_STARTS_WITHIN
+    while time.monotonic() < ends:
+        if found := re.search(r"listening on (\S+)", log.read_text(encoding="utf-8")):
+            return found[1]
+        if process.poll() is not None:
+            raise DemoFailed(f"the server ended with exit code {process.returncode} before it listened; see {log}")
+        time.sleep(0.1)
+    raise DemoFailed(f"the server did not listen within {_SERVER_STARTS_WITHIN:g} s; see {log}")
+
+
+def _run(what: str, program: str, arguments: Sequence[str], console: Console) -> None:
+    """Runs one of turngym's commands on this terminal. Raises DemoFailed where it fails."""
+    console.print(f"\n[bold]{what}[/bold]\n$ {_shown(program, arguments)}", soft_wrap=True, highlight=False)
+    began = time.monotonic()
+    done = subprocess.run([str(_command(program)), *arguments], check=False)  # noqa: S603 — our own command
+    if done.returncode:
+        raise DemoFailed(f"{what} failed: `{program}` ended with exit code {done.returncode}; its message is above")
+    console.print(f"({time.monotonic() - began:.0f} s)", highlight=False)
+
+
+def _shown(program: str, arguments: Sequence[str]) -> str:
+    """A command as it can be typed, safe from the console's markup."""
+    return escape(shlex.join([program, *arguments]))
+
+
+def _command(name: str) -> Path:
+    """A command of this installation, whether or not its folder is on the path."""
+    path = Path(sysconfig.get_path("scripts")) / name
+    if not path.is_file():
+        raise DemoFailed(f"{path} is missing; install with pip install 'turngym[all]'")
+    return path
+
+
+def _fail(console: Console, message: str) -> None:
+    console.print(f"\ndemo: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(1)
+
+
+def main() -> None:
+    """Runs the demo."""
+    # By default SIGTERM ends a process without cleaning up, and the server would go on.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    typer.run(demo)
+
+
+if __name__ == "__main__":
+    main()
