@@ -137,6 +137,22 @@ def test_the_bytes_are_the_same_in_other_processes_and_under_other_hash_seeds(
     assert [prints[id] for prints in elsewhere] == [transcripts.fingerprint(REGISTRY[id])] * 2
 
 
+GOLDEN = {
+    ("bandit", "1.0"): "6ce07ed82bc536f75553e30d5644f3af",
+    ("bandit_reversed", "1.0"): "5a047971f423c9f41d6a54f7436e2731",
+    ("frozen_lake", "1.0"): "19dfd54ec082c1bbeab22a7ed777dc5e",
+    ("sokoban", "1.0"): "bc1c916f6be8ba868de8131944790001",
+    ("sokoban_large", "1.0"): "9116a874699f25b9b9095b29398c8496",
+}
+
+
+@pytest.mark.parametrize(("name", "version"), GOLDEN)
+def test_a_version_keeps_its_bytes(name: str, version: str) -> None:
+    """Other bytes need another version: scores and checkpoints name it."""
+    assert REGISTRY[name].version == version
+    assert transcripts.fingerprint(REGISTRY[name]).startswith(GOLDEN[name, version])
+
+
 @pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda environment: environment.fork()], ids=["deepcopy", "fork"])
 @cases("id")
 def test_a_copy_plays_on_alike_and_apart(id: str, options: dict[str, object], twin_of: Any) -> None:
