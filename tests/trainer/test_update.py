@@ -103,6 +103,75 @@ def test_models_that_scale_their_logits_are_read_as_they_are():
     np.testing.assert_allclose(scorer.logprobs(batch, 10_000), plain.logprobs(batch, 10_000), atol=1e-5)
 
 
+def members_of_a_group(rng):
+    """Eight episodes that begin with one of two prompts: last-turn context, full history, and answers of one token."""
+    prompts = [rng.integers(0, V, 6), rng.integers(0, V, 6)]
+
+    def row(prompt, answer, turn=0, more=()):
+        ids, turns = [prompt, answer], [np.full(6, -1), np.full(len(answer), turn)]
+        if len(more):
+            ids += [rng.integers(0, V, 3), more]
+            turns += [np.full(3, -1), np.full(len(more), turn + 1)]
+        turns = np.concatenate(turns)
+        return Row(np.concatenate(ids), turns >= 0, turns, np.where(turns >= 0, -4.6, 0).astype(np.float32))
+
+    episodes = []
+    for member in range(8):
+        answer = rng.integers(0, V, 1 + member % 4)
+        rows = (
+            [row(prompts[0], answer), row(prompts[1], answer[::-1], turn=1)]
+            if member % 2
+            else [row(prompts[member // 4], answer, more=rng.integers(0, V, 2))]
+        )
+        episodes.append(Trajectory("e", 0, member, 0, 0, "", None, True, False, "", tuple(rows), (TURN,) * 2))
+    return lay_out(episodes)
+
+
+def test_answers_that_share_a_prompt_are_scored_as_if_alone():
+    batch = members_of_a_group(np.random.default_rng(14))
+    rows, device = np.arange(len(batch.rows)), torch.device("cpu")
+    scorer = Scorer(load_policy("tiny").model, 0.7)
+    assert scorer.shares_prompts
+    found = {}
+    for share in (True, False):
+        scored, read = np.zeros((2, len(batch.logprobs))), 0
+        for part in micro_batches(batch, rows, 60, device, share_prompts=share):
+            assert (part.mask is None) == (part.places is None)
+            assert share or part.mask is None
+            logprobs, entropy = scorer.score(part)
+            scored[:, part.tokens] += np.stack([logprobs.detach().numpy(), entropy.detach().numpy()])
+            read += part.ids.numel()
+        found[share] = scored, read
+    np.testing.assert_allclose(found[True][0], found[False][0], atol=1e-5)
+    assert found[True][1] < 0.7 * found[False][1]
+
+
+def test_shared_prompts_leave_gradients_as_they_are():
+    batch = members_of_a_group(np.random.default_rng(15))
+    gradients = []
+    for share in (True, False):
+        learner = make()
+        torch.nn.init.constant_(learner.critic.head.weight, 0.01)
+        learner.scorer.shares_prompts = share
+        lesson = lesson_of(learner, batch, np.random.default_rng(16), old_logprobs=batch.logprobs)
+        for optimiser in learner.optimisers.values():
+            optimiser.step = lambda: None
+            optimiser.zero_grad = lambda set_to_none: None
+        learner.update(lesson, actor_episodes=everyone(batch), critic_episodes=everyone(batch), place=Place(1))
+        modules = (learner.policy.model, learner.critic)
+        gradients.append(torch.cat([p.grad.flatten() for module in modules for p in module.parameters()]))
+    assert gradients[0].abs().max() > 1e-3
+    assert (gradients[0] - gradients[1]).abs().max() < 1e-6
+
+
+def test_models_that_ignore_a_mask_of_ours_get_a_prompt_for_each_answer():
+    policy = load_policy("tiny")
+    trunk = policy.model.base_model
+    forward = trunk.forward
+    trunk.forward = lambda attention_mask=None, position_ids=None, **kwargs: forward(**kwargs)
+    assert not Scorer(policy.model, 1.0).shares_prompts
+
+
 @pytest.mark.parametrize("budget", [1, 30, 100])
 def test_micro_batches_hold_each_row_once_within_the_budget(budget):
     batch = random_batch(np.random.default_rng(2))

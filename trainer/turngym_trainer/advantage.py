@@ -111,7 +111,7 @@ def gae(episodes: Episodes, config: AdvantageConfig) -> Advantages:
         delta = episodes.rewards[:, m] + discounts[:, m] * next_value - values[:, m]
         advantages[:, m] = next_advantage = delta + discounts[:, m] * config.lam * next_advantage
         next_value = values[:, m]
-    return Advantages(advantages, np.where(episodes.mask, advantages + values, 0.0))
+    return Advantages(advantages, advantages + values)
 
 
 @register("grpo", needs_critic=False, whiten=False)

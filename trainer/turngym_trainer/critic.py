@@ -5,6 +5,7 @@ of returns, so that rates and clips mean the same in every environment; outside,
 """
 
 import copy
+from collections.abc import Iterable
 from typing import cast
 
 import numpy as np
@@ -13,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from turngym_trainer.batch import Batch
-from turngym_trainer.logprobs import MicroBatch, hidden_states, micro_batches
+from turngym_trainer.logprobs import MicroBatch, hidden_states
 
 
 class Critic(nn.Module):
@@ -43,16 +43,16 @@ class Critic(nn.Module):
     def hidden(self, part: MicroBatch) -> Tensor:
         """Hidden states at the positions before the action tokens, [K, H]."""
         trunk = self.trunk if self.own_trunk else self._policy_trunk[0]
-        return hidden_states(trunk, part.ids)[part.positions]
+        return hidden_states(trunk, part)
 
     def scaled_values(self, hidden: Tensor) -> Tensor:
         """Values divided by the reward range, float32 [K]."""
         return cast(Tensor, self.head(hidden.float())).squeeze(-1)
 
     @torch.no_grad()
-    def values(self, batch: Batch, token_budget: int) -> NDArray[np.float64]:
-        """V of every action token of a batch, in the environment's units, [N]."""
-        values = np.zeros(len(batch.logprobs), dtype=np.float64)
-        for part in micro_batches(batch, np.arange(len(batch.rows)), token_budget, self.head.weight.device):
+    def values(self, parts: Iterable[MicroBatch], count: int) -> NDArray[np.float64]:
+        """V of the action tokens of some micro-batches, in the environment's units, [N]; `count` is N."""
+        values = np.zeros(count, dtype=np.float64)
+        for part in parts:
             values[part.tokens] = self.scaled_values(self.hidden(part)).cpu().numpy()
         return values * self.reward_range

@@ -16,7 +16,7 @@ from turngym_trainer import seeds
 from turngym_trainer.batch import Batch
 from turngym_trainer.config import Config
 from turngym_trainer.critic import Critic
-from turngym_trainer.logprobs import MicroBatch, Scorer, micro_batches
+from turngym_trainer.logprobs import MicroBatch, Scorer
 from turngym_trainer.loss import clipped_surrogate, kl_loss, sampler_weights, token_weights, value_loss
 from turngym_trainer.policy import Policy
 
@@ -135,7 +135,8 @@ class Learner:
     def values(self, batch: Batch) -> NDArray[np.float64]:
         """The critic's values, [N]."""
         assert self.critic is not None
-        return self.critic.values(batch, self._budget)
+        parts = self.scorer.micro_batches(batch, np.arange(len(batch.rows)), self._budget)
+        return self.critic.values(parts, len(batch.logprobs))
 
     def update(
         self,
@@ -202,7 +203,7 @@ class Learner:
         )
         uniform = 1.0 / int(lengths[minibatch].sum())
         loss = torch.zeros((), device=device)
-        for part in micro_batches(batch, batch.rows_of(minibatch), self._budget, device):
+        for part in self.scorer.micro_batches(batch, batch.rows_of(minibatch), self._budget):
             part_loss = torch.zeros((), device=device)
             hidden: Tensor | None = None
             if actor:
