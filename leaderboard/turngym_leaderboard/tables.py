@@ -22,12 +22,12 @@ def protocol_line(record: Record) -> str:
     protocol, environment = record.protocol, record.environment
     limits = environment.limits
     found = len(environment.instances)
-    worlds = f"{found} distinct worlds of split {protocol.split}"
+    worlds = f"{_count(found, 'distinct world')} of split {protocol.split}"
     options = f" with options {environment.options_json}" if protocol.options else ""
     return (
         f"{protocol.environment} {environment.version}{options}: {worlds} (seed {protocol.seed}), "
         f"{limits.max_turns} turns of at most {limits.max_actions_per_turn} actions, {limits.max_actions} actions, "
-        f"{protocol.attempts} attempt{'s' if protocol.attempts > 1 else ''} each, {_decoding(protocol)}"
+        f"{_count(protocol.attempts, 'attempt')} each, {_decoding(protocol)}"
     )
 
 
@@ -37,7 +37,8 @@ def notes(record: Record) -> list[str]:
     found, wanted = len(record.environment.instances), record.protocol.instances
     if found < wanted:
         said.append(
-            f"only {found} of {wanted} distinct worlds were found in {record.environment.draws} draws; all were played"
+            f"only {_count(found, 'distinct world')} of the {wanted} asked for "
+            f"in {_count(record.environment.draws, 'draw')}; what there is was played"
         )
     if record.protocol.split != "held_out":
         said.append(f"split {record.protocol.split} is not held out: agents may have been trained on these worlds")
@@ -161,6 +162,10 @@ def _caption(record: Record) -> str:
 
 def _decoding(protocol: ProtocolRecord) -> str:
     return "greedy" if protocol.greedy else f"T = {protocol.temperature:g}"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _percent(share: float | None) -> str:
