@@ -75,6 +75,10 @@ class FrozenLake(Environment[FrozenLakeOptions]):
     | anything else | 0 |
 
     Ends at the goal, which is success, and in a hole.
+
+    Floor 18.8 % ± 0.8 and ceiling 42.8 % ± 1.2 on held-out worlds (20.0 % ± 0.8 and 46.2 % ± 1.2 on training ones) with
+    10 actions in 5 turns: 2,048 instances each, exact values. The ceiling is that of a player who sees the lake once a
+    turn; with one action a turn it is 43.6 %. There are 64,960 worlds, 6,426 of them held out.
     """
 
     _lake: Lake
