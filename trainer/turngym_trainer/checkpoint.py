@@ -25,7 +25,8 @@ from turngym_client import EnvironmentInfo
 from turngym_trainer.update import Learner
 
 _PREFIX = "iteration-"
-_TRAINING = "training"
+TRAINING = "training"
+"""Folder of a checkpoint in which everything lies that is not the policy."""
 
 
 class CheckpointError(RuntimeError):
@@ -97,7 +98,7 @@ def save_checkpoint(
     aside = folder / f".writing-{progress.iteration:06d}"
     shutil.rmtree(aside, ignore_errors=True)
     learner.policy.save(aside)
-    training = aside / _TRAINING
+    training = aside / TRAINING
     training.mkdir()
     if learner.critic is not None:
         save_file(_contiguous(learner.critic.state_dict()), training / "critic.safetensors")
@@ -150,7 +151,7 @@ def read_state(checkpoint: Path) -> State:
     Raises:
         CheckpointError: the folder is not a checkpoint of this trainer.
     """
-    file = checkpoint / _TRAINING / "state.json"
+    file = checkpoint / TRAINING / "state.json"
     try:
         state = json.loads(file.read_text(encoding="utf-8"))
         return State(
@@ -166,7 +167,7 @@ def read_state(checkpoint: Path) -> State:
 
 def load_learner(checkpoint: Path, learner: Learner) -> None:
     """Restores critic and optimisers of a learner whose policy was loaded from the same checkpoint."""
-    training = checkpoint / _TRAINING
+    training = checkpoint / TRAINING
     if learner.critic is not None:
         learner.critic.load_state_dict(load_file(training / "critic.safetensors"))
     for name, optimiser in learner.optimisers.items():

@@ -1,5 +1,6 @@
 """The command `trainer`: warm-start, train, eval, settings. Every setting is `--set section.key=value`."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -8,14 +9,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from transformers.utils.logging import disable_progress_bar
 
 from turngym_client import Split, TurngymError, connect
-from turngym_trainer.checkpoint import CheckpointError, read_state
+from turngym_trainer.checkpoint import TRAINING, CheckpointError, read_state
 from turngym_trainer.evaluate import choose_levels, evaluate
 from turngym_trainer.metrics import Number
 from turngym_trainer.policy import load_policy
 from turngym_trainer.settings import PRESETS, ConfigError, load_config, settings_table
 from turngym_trainer.train import RunError, resumable, train
+from turngym_trainer.warm_start import REPORT, Check, WarmStartError, warm_start
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="StarPO-S training of LLM agents.")
 console = Console()
@@ -51,6 +54,26 @@ def train_command(
     console.print(f"Last checkpoint: {last}\nMetrics: {Path(settings.run.folder) / 'metrics.jsonl'}", highlight=False)
 
 
+@app.command("warm-start")
+def warm_start_command(preset: PresetOption = None, config: FileOption = None, set_: SetOption = None) -> None:
+    """Teaches a policy the oracle's play, so that rewards have something to go by. Writes it to run.folder."""
+    try:
+        settings = load_config(preset=preset, file=config, settings=set_ or [])
+        with _progress() as progress:
+            bar = progress.add_task("warm start", total=settings.warm_start.max_steps, now="demonstrations")
+
+            def observe(check: Check) -> None:
+                now = f"loss {check.loss:.3f}  success {check.success:.3f}  valid format {check.valid_format:.3f}"
+                progress.update(bar, completed=check.step, now=now)
+
+            result = warm_start(settings, observe=observe)
+    except (ConfigError, WarmStartError, TurngymError) as error:
+        _fail(str(error))
+    ended = "reached" if result.reached else "was not reached"
+    target = f"sampled success of {settings.warm_start.target_success:.0%} {ended}"
+    console.print(f"Policy: {result.folder} ({target})", highlight=False, soft_wrap=True)
+
+
 @app.command("eval")
 def eval_command(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint of a run, or any policy folder.")],
@@ -62,8 +85,7 @@ def eval_command(
 ) -> None:
     """Plays a policy on validation levels, with the settings of its run where it has one."""
     try:
-        base = read_state(checkpoint).config if (checkpoint / "training").is_dir() else None
-        settings = load_config(preset=preset, file=config, settings=set_ or [], base=base)
+        settings = load_config(preset=preset, file=config, settings=set_ or [], base=_made_with(checkpoint))
         split = Split(settings.validation.split)
         policy = load_policy(str(checkpoint), device=settings.run.device, dtype=settings.policy.dtype)
         with connect(list(settings.run.server)) as client:
@@ -97,7 +119,16 @@ def settings_command() -> None:
 
 def main() -> None:
     """Entry point of the command `trainer`."""
+    disable_progress_bar()  # transformers draws bars of its own, through ours.
     app()
+
+
+def _made_with(policy: Path) -> dict[str, object] | None:
+    """Settings that a policy was made with, where its folder tells them."""
+    if (policy / TRAINING).is_dir():
+        return read_state(policy).config
+    report = policy / REPORT
+    return json.loads(report.read_text(encoding="utf-8"))["config"] if report.exists() else None
 
 
 def _progress() -> Progress:
