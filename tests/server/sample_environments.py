@@ -107,12 +107,18 @@ class Levels(Dice):
         )
 
 
+CLOSED: list[bool] = []
+"""For each Faulty environment that was closed, whether a step was being played in it."""
+
+
 class FaultyOptions(Options):
     reset: str = ""
 
 
 class Faulty(Environment[FaultyOptions]):
     """Does what an environment must not do, by the name of the action."""
+
+    inside = False
 
     @classmethod
     def instructions(cls, options: FaultyOptions, limits: Limits) -> str:
@@ -140,7 +146,9 @@ class Faulty(Environment[FaultyOptions]):
             case "surrogate":
                 return ActionResult("\ud800", 0.0)
             case "hang":
+                self.inside = True
                 GATE.wait()
+                self.inside = False
             case "sleep":
                 time.sleep(0.05)
             case _:
@@ -162,6 +170,9 @@ class Faulty(Environment[FaultyOptions]):
             GATE.wait()
             return ("go",)
         return None
+
+    def close(self) -> None:
+        CLOSED.append(self.inside)
 
 
 def make_spec(id: str, environment: type[Environment[Any]], options: type[Options], **changes: Any) -> EnvironmentSpec:

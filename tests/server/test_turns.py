@@ -6,7 +6,7 @@ import logging
 import grpc
 import grpc.aio
 import pytest
-from sample_environments import DICE, FAULTY, GATE, PLAYED, THREADED_DICE, THREADED_FAULTY
+from sample_environments import CLOSED, DICE, FAULTY, GATE, PLAYED, THREADED_DICE, THREADED_FAULTY
 from serving import Clock, details, reason, request_id, reset_item, serving, start, step
 
 from turngym.v1 import environment_pb2 as pb
@@ -110,7 +110,8 @@ async def test_what_an_environment_raises_is_the_result(environment, action, wor
 
 
 async def test_a_turn_past_its_deadline_has_failed():
-    async with serving(THREADED_FAULTY, threads=1) as (stub, _):
+    CLOSED.clear()
+    async with serving(THREADED_FAULTY, threads=1) as (stub, server):
         session, other = [(await start(stub, environment_id="threaded_faulty")).session_id for _ in range(2)]
         GATE.clear()
         failed = await step(stub, session, 1, "hang")
@@ -121,7 +122,12 @@ async def test_a_turn_past_its_deadline_has_failed():
         # The only thread still hangs: another has taken its place.
         assert (await step(stub, other, 1, "go")).HasField("transition")
         assert (await stub.Close(pb.CloseRequest(session_ids=[session]))).outcomes[0].closed
+        await asyncio.sleep(0.05)
+        assert CLOSED == []
         GATE.set()
+        while server.service.runtime.tasks:
+            await asyncio.wait(set(server.service.runtime.tasks))
+        assert CLOSED == [False]
         assert (await step(stub, other, 2, "go")).HasField("transition")
 
 
@@ -134,7 +140,8 @@ async def test_a_slow_oracle_keeps_turns_waiting_but_changes_nothing():
         (outcome,) = (await asked).outcomes
         assert reason(outcome) == "STEP_DEADLINE"
         turn = asyncio.ensure_future(step(stub, session, 1, "go"))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.1)
+        assert not turn.done()
         GATE.set()
         assert (await turn).HasField("transition")
         (outcome,) = (await stub.Advise(pb.AdviseRequest(items=[pb.AdviseItem(session_id=session)]))).outcomes
