@@ -257,6 +257,17 @@ def test_another_environment_is_refused(undisturbed, tmp_path):
         train(resumable(folder, ["run.iterations=5"]), resume=True)
 
 
+def test_other_packages_are_told(undisturbed, tmp_path, caplog):
+    folder = tmp_path / "updated"
+    shutil.copytree(undisturbed, folder)
+    state = checkpoints(folder / "checkpoints")[-1] / "training" / "state.json"
+    content = json.loads(state.read_text())
+    content["versions"]["torch"] = "1.0"
+    state.write_text(json.dumps(content))
+    train(resumable(folder, []), resume=True)
+    assert "torch was 1.0, is" in caplog.text
+
+
 def test_a_wanted_version_is_checked(server, novice, tmp_path):
     with pytest.raises(RunError, match=r"environment\.version asks for 99"):
         train(small(server, novice, tmp_path / "run", "environment.version='99'"))

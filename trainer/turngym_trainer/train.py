@@ -6,6 +6,7 @@ environment's, and validation plays distinct worlds of a split that training nev
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -29,6 +30,7 @@ from turngym_trainer.checkpoint import (
     load_learner,
     read_state,
     save_checkpoint,
+    versions,
 )
 from turngym_trainer.config import Config
 from turngym_trainer.evaluate import choose_levels, context_of, environment_limits, evaluate
@@ -42,6 +44,8 @@ from turngym_trainer.settings import changed_keys, config_from_tree, config_tree
 from turngym_trainer.signals import episode_signals, explained_variance, smooth, token_signals
 from turngym_trainer.trajectory import Trajectory
 from turngym_trainer.update import Learner, Lesson, Place
+
+_LOG = logging.getLogger(__name__)
 
 CONFIG = "config.toml"
 CHECKPOINTS = "checkpoints"
@@ -379,6 +383,7 @@ def _open_run(config: Config, *, resume: bool) -> Generator[Run]:
             )
         if state is not None:
             check_same_environment(state.environment, environment)
+            _tell_other_versions(state)
         learner = _make_learner(config, folder, newest)
         progress = state.progress if state else Progress()
         levels: list[int] = []
@@ -415,6 +420,15 @@ def _claim(folder: Path, config: Config, *, resume: bool) -> None:
     aside = folder / f".{CONFIG}"
     aside.write_text(to_toml(config), encoding="utf-8")
     aside.replace(file)
+
+
+def _tell_other_versions(state: State) -> None:
+    """Warns where the run goes on with other packages, and so may round otherwise than it did."""
+    now = versions()
+    if other := [
+        f"{name} was {was}, is {now.get(name)}" for name, was in state.versions.items() if now.get(name) != was
+    ]:
+        _LOG.warning("resumed with other versions, so not bit for bit as it would have gone on: %s", "; ".join(other))
 
 
 def _set_threads(config: Config, state: State | None) -> None:
