@@ -1,0 +1,137 @@
+"""From episodes to what an update is given: grading, filtering, penalties, whitening."""
+
+import numpy as np
+import pytest
+
+from turngym_trainer.config import Config
+from turngym_trainer.policy import load_policy
+from turngym_trainer.settings import load_config
+from turngym_trainer.train import complete_groups, grade, learn
+from turngym_trainer.trajectory import Row, Trajectory, TurnRecord
+from turngym_trainer.update import Learner
+
+
+class WatchedLearner(Learner):
+    """A learner that also remembers what it was given to learn from."""
+
+    def update(self, lesson, *, actor_episodes, critic_episodes, place):
+        self.given = lesson, actor_episodes.tolist(), critic_episodes.tolist()
+        return super().update(lesson, actor_episodes=actor_episodes, critic_episodes=critic_episodes, place=place)
+
+
+def turn(reward, valid=True):
+    return TurnRecord("", "", "", ("a",), reward, valid, valid, 1)
+
+
+def episode(group, member, *turns, tokens=2, seed=0):
+    rng = np.random.default_rng((seed, group, member))
+    turn_of = np.concatenate([np.full(3, -1)] + [np.full(tokens, index) for index in range(len(turns))])
+    logprobs = np.where(turn_of >= 0, -5.0, 0).astype(np.float32)
+    row = Row(rng.integers(0, 100, len(turn_of)), turn_of >= 0, turn_of, logprobs)
+    return Trajectory("e", group, member, 0, 0, "", None, True, False, "", (row,) if turns else (), turns)
+
+
+def learner(config: Config, *, with_critic=True, reference_seed=None):
+    reference = None if reference_seed is None else load_policy("tiny", seed=reference_seed)
+    return WatchedLearner(load_policy("tiny"), config, with_critic=with_critic, reference=reference)
+
+
+def config_of(*settings, preset="starpo_s"):
+    return load_config(preset=preset, settings=["rollout.group_size=2", "critic.warmup_iterations=0", *settings])
+
+
+def test_groups_that_lost_more_than_half_are_dropped():
+    episodes = (episode(0, 0, turn(1)), episode(0, 3, turn(1)), episode(1, 2, turn(1)), episode(2, 0), episode(2, 1))
+    kept = complete_groups(episodes, group_size=4)
+    assert [(e.group, e.member) for e in kept] == [(0, 0), (0, 3)]
+    assert len(complete_groups(episodes, group_size=2)) == 3  # Half is enough; an episode without a turn is none.
+
+
+def test_grading_shapes_each_turn_and_filters_on_either():
+    # Group 0: rewards 1 − 0.1 and 1: spread by shaping alone. Group 1: 0 and 0.04.
+    episodes = (
+        episode(0, 0, turn(1.0, valid=False)),
+        episode(0, 1, turn(0.5), turn(0.5)),
+        episode(1, 0, turn(0.0)),
+        episode(1, 1, turn(0.04)),
+    )
+    graded = grade(episodes, config_of("filter.keep=0.5"))
+    np.testing.assert_allclose(graded.rewards, [0.9, 1.0, 0.0, 0.04])
+    assert graded.kept.tolist() == [True, True, False, False]
+    on_task = grade(episodes, config_of("filter.keep=0.5", "filter.on=task"))
+    assert on_task.kept.tolist() == [False, False, True, True]
+    np.testing.assert_allclose(on_task.rewards, graded.rewards)
+
+
+def test_advantages_of_kept_tokens_are_whitened_and_the_critic_may_have_all():
+    episodes = (
+        episode(0, 0, turn(3.0)),
+        episode(0, 1, turn(-1.0)),
+        episode(1, 0, turn(50.0)),
+        episode(1, 1, turn(50.0)),
+    )
+    config = config_of("critic.on=all", "update.minibatch_episodes=4")
+    trained = learner(config)
+    metrics = learn(trained, grade(episodes, config), config, iteration=1)
+    lesson, actor, critic = trained.given
+    assert (actor, critic) == ([0, 1], [0, 1, 2, 3])
+    # Values are 0 at first, so advantages are returns: 3, 3, −1, −1, mean 1, std 2.
+    np.testing.assert_allclose(lesson.advantages[:4], [1, 1, -1, -1], atol=1e-12)
+    np.testing.assert_allclose(lesson.targets, [3, 3, -1, -1, 50, 50, 50, 50])
+    assert (metrics["update/kept_episodes"], metrics["update/kept_tokens"]) == (2, 4)
+    assert (metrics["update/actor_steps"], metrics["update/critic_steps"]) == (1, 1)
+
+
+def test_critic_learns_from_kept_episodes_and_alone_at_first():
+    episodes = (
+        episode(0, 0, turn(3.0)),
+        episode(0, 1, turn(-1.0)),
+        episode(1, 0, turn(50.0)),
+        episode(1, 1, turn(50.0)),
+    )
+    config = config_of("critic.warmup_iterations=2")
+    trained = learner(config)
+    for iteration, expected in ((2, []), (3, [0, 1])):
+        learn(trained, grade(episodes, config), config, iteration)
+        lesson, actor, critic = trained.given
+        assert (actor, critic, len(lesson.batch.lengths)) == (expected, [0, 1], 2)
+
+
+def test_kl_in_the_reward_is_charged_token_by_token():
+    episodes = (episode(0, 0, turn(0.0), turn(2.0)), episode(0, 1, turn(0.0), tokens=3))
+    config = config_of("kl.coefficient=0.5", preset="starpo")
+    trained = learner(config, reference_seed=1)
+    learn(trained, grade(episodes, config), config, iteration=1)
+    lesson, _, _ = trained.given
+    gap = -5.0 - trained.reference_logprobs(lesson.batch).astype(np.float64)
+    charged = -0.5 * gap
+    assert np.abs(charged).min() > 1e-4
+    rewards = charged + np.array([0, 0, 0, 2.0, 0, 0, 0])
+    expected = [rewards[m : (4 if m < 4 else 7)].sum() for m in range(7)]
+    np.testing.assert_allclose(lesson.targets, expected, atol=1e-6)
+    assert lesson.reference_logprobs is None
+
+
+def test_kl_in_the_loss_leaves_rewards_alone():
+    episodes = (episode(0, 0, turn(1.0)), episode(0, 1, turn(0.0)))
+    config = config_of("kl.coefficient=0.5", preset="grpo")
+    trained = learner(config, with_critic=False, reference_seed=1)
+    metrics = learn(trained, grade(episodes, config), config, iteration=1)
+    lesson, _, _ = trained.given
+    np.testing.assert_array_equal(lesson.reference_logprobs, trained.reference_logprobs(lesson.batch))
+    a = 0.5 / (0.5**0.5 + 1e-6)  # Mean 1/2, std (ddof 1) √(1/2).
+    np.testing.assert_allclose(lesson.advantages, [a, a, -a, -a])
+    assert metrics["update/reference_kl"] > 0
+
+
+def test_recomputed_log_probabilities_correct_the_samplers():
+    episodes = (episode(0, 0, turn(1.0)), episode(0, 1, turn(0.0)))
+    config = config_of("kl.coefficient=0", "update.old_logprobs=recomputed", preset="grpo")
+    trained = learner(config, with_critic=False)
+    metrics = learn(trained, grade(episodes, config), config, iteration=1)
+    lesson, _, _ = trained.given
+    before = learner(config, with_critic=False).logprobs(lesson.batch)
+    np.testing.assert_allclose(lesson.old_logprobs, before, atol=1e-6)
+    assert (lesson.sampler_logprobs == -5.0).all()
+    assert metrics["update/sampler_gap"] == pytest.approx(np.abs(before + 5.0).mean(), rel=1e-5)
+    assert metrics["update/ratio_max"] == pytest.approx(1.0, abs=1e-5)
