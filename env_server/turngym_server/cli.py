@@ -98,12 +98,12 @@ def serve(
 async def run(server: Server) -> None:
     """Serves until SIGTERM or SIGINT, then drains; a second signal stops at once."""
     await server.start()
-    ids = ", ".join(server.service.hosts)
-    print(f"env_server {turngym.__version__} listening on {server.address} serving {ids}", flush=True)
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
+    ids = ", ".join(server.service.hosts)
+    print(f"env_server {turngym.__version__} listening on {server.address} serving {ids}", flush=True)
     await told.wait()
     told.clear()
     draining = loop.create_task(server.drain())

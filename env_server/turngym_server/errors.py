@@ -13,8 +13,8 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 DOMAIN: Final = "turngym"
 """Domain of every `google.rpc.ErrorInfo`."""
 
-MAX_MESSAGE_CHARACTERS: Final = 2_000
-"""Longer messages are cut: an environment's exception may carry anything."""
+MAX_MESSAGE_CHARACTERS: Final = 1_000
+"""Longer messages are cut: an environment's exception may carry anything, and trailing metadata is bounded."""
 
 
 class Reason(enum.Enum):

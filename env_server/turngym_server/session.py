@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from turngym.v1 import environment_pb2 as pb
 from turngym_server import messages
 from turngym_server.digest import encode_actions
-from turngym_server.environment import EnvironmentSpec
+from turngym_server.environment import Environment, EnvironmentSpec
 from turngym_server.episode import Episode, NoiseSegment
 from turngym_server.errors import ItemError, Reason
 from turngym_server.host import EnvironmentHost
@@ -200,8 +200,7 @@ class Session:
             self._result = self._play(actions, encoded)
         except ENVIRONMENT_ERRORS as error:
             return self._fail(self._environment_failed(error))
-        if want_legal:
-            self._legal = self._list_legal()
+        self._legal = self._list_legal() if want_legal else None
         return self._with_legal(self._result, self._legal)
 
     async def _run(self, actions: Sequence[str], encoded: bytes, want_legal: bool) -> bytes:
@@ -276,15 +275,18 @@ class Session:
 
     async def legal_actions(self, step_index: int) -> pb.LegalActions | None:
         """Legal actions after turn `step_index`; None once the episode has gone on, or has failed."""
-        if self.step_index != step_index or self.failed:
-            return None
-        async with self._exclusive:
-            if self.step_index == step_index and self._legal is None:
-                if self.identity.host.spec.inline:
-                    self._legal = self._list_legal()
-                else:
-                    self._legal = await self._runtime.threads(self.identity.host.spec).run(self._list_legal)
-            return self._legal if self.step_index == step_index else None
+        if self._legal is None and not self.failed and self.step_index == step_index:
+            try:
+                await self._aside(
+                    lambda: lambda: self._keep_legal(step_index), f"legal actions after step {step_index}"
+                )
+            except ItemError:
+                return None
+        return self._legal if self.step_index == step_index else None
+
+    def _keep_legal(self, step_index: int) -> None:
+        if self.step_index == step_index:
+            self._legal = self._list_legal()
 
     def _list_legal(self) -> pb.LegalActions | None:
         """Legal actions now; None where the environment cannot list them, which is no fault of the turn just played."""
@@ -412,7 +414,10 @@ class Session:
 
     def release(self) -> None:
         """Frees the environment, once nobody works on it any more. What the session was stays known."""
-        self._runtime.spawn(self._close())
+        if type(self.episode.environment).close is Environment.close and not self._busy:
+            self.episode.close()
+        else:
+            self._runtime.spawn(self._close())
 
     async def _close(self) -> None:
         async with self._exclusive:
