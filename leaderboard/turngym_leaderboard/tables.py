@@ -10,6 +10,8 @@ from turngym_leaderboard.record import Comparison, ProtocolRecord, Record, RowRe
 def show(console: Console, record: Record) -> None:
     """Prints protocol, rows and comparisons of a record."""
     console.print(Text(protocol_line(record), style="bold"))
+    for line in agent_lines(record):
+        console.print(Text(line))
     for note in notes(record):
         console.print(Text(note, style="yellow"))
     console.print(table(record))
@@ -29,6 +31,19 @@ def protocol_line(record: Record) -> str:
         f"{limits.max_turns} turns of at most {limits.max_actions_per_turn} actions, {limits.max_actions} actions, "
         f"{_count(protocol.attempts, 'attempt')} each, {_decoding(protocol)}"
     )
+
+
+def agent_lines(record: Record) -> list[str]:
+    """What an agent that samples reads and may write, once for each."""
+    lines = {
+        row.description["folder"]: (
+            f"{row.agent}: reads {row.description['context']}, instructions {row.description['instructions']}, "
+            f"writes at most {row.description['max_response_tokens']} tokens a turn; {row.description['folder']}"
+        )
+        for row in reversed(record.rows)
+        if row.description.get("kind") == "checkpoint"
+    }
+    return list(reversed(lines.values()))
 
 
 def notes(record: Record) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from turngym_client import connect
+from turngym_leaderboard import tables
 from turngym_leaderboard.agents import AgentUnavailable
 from turngym_leaderboard.agents.checkpoint import CheckpointAgent
 from turngym_leaderboard.evaluation import evaluate
@@ -56,7 +57,7 @@ def test_a_checkpoint_reads_and_writes_as_its_run_did(client, checkpoint):
     agent = CheckpointAgent(checkpoint, name="tiny")
     told = agent.description
     assert (told["context"], told["instructions"], told["max_response_tokens"]) == (
-        "last 1 turns",
+        "the last turn",
         "short",
         str(TOKENS),
     )
@@ -74,6 +75,8 @@ def test_a_checkpoint_reads_and_writes_as_its_run_did(client, checkpoint):
     )
     assert sampled.isdisjoint(greedy)
     assert record.comparisons == ()
+    [line] = tables.agent_lines(record)
+    assert line.startswith(f"tiny: reads the last turn, instructions short, writes at most {TOKENS} tokens a turn; ")
     assert verify(client, record) == []
 
 

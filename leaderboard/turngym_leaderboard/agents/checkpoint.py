@@ -73,7 +73,9 @@ class CheckpointAgent:
             "kind": "checkpoint",
             "folder": str(folder.resolve()),
             "sha256": _weights_hash(folder),
-            "context": f"last {self._context.turns} turns" if self._context.turns else "all turns",
+            "context": {0: "all turns", 1: "the last turn"}.get(
+                self._context.turns, f"the last {self._context.turns} turns"
+            ),
             "instructions": self._context.instructions,
             "prefill": self._context.prefill,
             "max_response_tokens": str(self._max_tokens),
