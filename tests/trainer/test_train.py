@@ -169,6 +169,7 @@ def test_the_other_presets_resume_as_exactly(server, novice, tmp_path, preset):
             "run.iterations=3",
             "validation.every=0",
             "critic.trunk=shared",
+            "update.old_logprobs=recomputed",
             preset=preset,
         )
         for name in ("undisturbed", "resumed")
@@ -181,6 +182,7 @@ def test_the_other_presets_resume_as_exactly(server, novice, tmp_path, preset):
     last = read_metrics(tmp_path / "resumed")[-1]
     assert last["update/actor_steps"] > 0
     assert last["update/reference_gap"] != 0
+    assert 0 < last["update/sampler_gap"] < 1e-5
 
 
 def test_kill_9_at_any_moment_loses_nothing(undisturbed, server, novice, tmp_path):
