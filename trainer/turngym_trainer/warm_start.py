@@ -16,7 +16,7 @@ from typing import Final, cast
 import numpy as np
 import torch
 
-from turngym_client import Client, Episode, EpisodeRequest, Split, connect
+from turngym_client import Advice, Client, Episode, EpisodeRequest, Split, connect
 from turngym_trainer import seeds
 from turngym_trainer.batch import Batch
 from turngym_trainer.config import Config
@@ -121,7 +121,8 @@ def demonstrate(policy: Policy, client: Client, config: Config) -> list[Row]:
     """Plays `warm_start.episodes` episodes by the oracle's advice, with detours.
 
     Returns:
-        Rows whose action tokens are the advised answers; turns without advice and detours are context at most.
+        Rows whose action tokens are the advised answers. Detours are context at most; an episode that can no longer
+        succeed ends.
 
     Raises:
         WarmStartError: the oracle advised nothing in any episode.
@@ -151,9 +152,7 @@ def demonstrate(policy: Policy, client: Client, config: Config) -> list[Row]:
         running = lessons
         while running:
             advised = client.advise_many([lesson.episode for lesson in running])
-            turns = [
-                lesson.turn(advice.actions, advice.explanation) for lesson, advice in zip(running, advised, strict=True)
-            ]
+            turns = [lesson.turn(advice) for lesson, advice in zip(running, advised, strict=True)]
             going = [(lesson, turn) for lesson, turn in zip(running, turns, strict=True) if turn]
             client.step_many([(lesson.episode, turn) for lesson, turn in going], want_legal_actions=True)
             running = [lesson for lesson, _ in going if not lesson.episode.done]
@@ -182,14 +181,14 @@ class _Lesson:
         self._detours: list[int] = []
         self._turns = 0
 
-    def turn(self, advised: Sequence[str], explanation: str) -> tuple[str, ...]:
-        """What to play: the advice, or a detour. Empty: there is no way on, and nothing to learn here."""
-        if not advised:
+    def turn(self, advice: Advice) -> tuple[str, ...]:
+        """What to play: the advice, or a detour. Empty: nobody could succeed from here, so nothing is learnt."""
+        if not advice.actions or advice.ceiling == 0.0:
             return ()
-        actions = self._detour() or tuple(advised)
-        if actions != tuple(advised):
+        actions, explanation = advice.actions, advice.explanation
+        if detour := self._detour():
+            actions, explanation = detour, ""
             self._detours.append(self._turns)
-            explanation = ""
         self._conversation.show(self.episode.state.observation)
         self._conversation.answer(
             demonstration(
