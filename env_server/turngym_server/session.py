@@ -95,6 +95,7 @@ class Session:
 
     __slots__ = (
         "_fingerprint",
+        "_inline",
         "_legal",
         "_lock",
         "_result",
@@ -130,6 +131,7 @@ class Session:
         self.start_state = state
         self.lease_end = 0.0
         self.wire_id = messages.session_id_field(identity.session_id)
+        self._inline = identity.host.spec.inline
         self._runtime = runtime
         self._fingerprint = last_actions
         self._result = messages.transition_field(state)
@@ -160,16 +162,18 @@ class Session:
         fingerprint = fingerprint_of(encoded)
         if step_index == self.step_index and fingerprint == self._fingerprint:
             return self._collect(want_legal)
-        self._refuse_out_of_order(step_index)
+        if step_index != self.step_index + 1 or self._running is not None or self.failed or self.episode.ended:
+            self._refuse_out_of_order(step_index)
         self.step_index = step_index
         self._fingerprint = fingerprint
         self._legal = None
-        if self.identity.host.spec.inline and not self._busy:
+        if self._inline and not self._busy:
             return self._play_inline(actions, encoded, want_legal)
         self._running = self._runtime.spawn(self._run(actions, encoded, want_legal))
         return self._running
 
     def _refuse_out_of_order(self, step_index: int) -> None:
+        """Says why a turn that is not the next, or cannot be played, is refused."""
         expected = self.step_index + 1
         if step_index == self.step_index and step_index > 0:
             raise ItemError(
@@ -213,7 +217,7 @@ class Session:
             return self._fail(self._past_deadline(f"step {self.step_index}", "waiting for the oracle or a fork"))
         release = self._exclusive.release
         try:
-            if self.identity.host.spec.inline:
+            if self._inline:
                 return self._play_inline(actions, encoded, want_legal)
             self._result, self._legal = await self._runtime.threads(self.identity.host.spec).run(
                 lambda: (self._play(actions, encoded), self._list_legal() if want_legal else None),

@@ -136,11 +136,13 @@ class SessionTable:
         """
         creation = self._sessions.get(session_id)
         if creation is not None and creation.session is not None:
-            if not creation.ended and creation.session.lease_end <= self._clock():
-                self._expire(creation, creation.session)
             if not creation.ended:
-                self.touch(creation.session)
-                return creation.session
+                now = self._clock()
+                if creation.session.lease_end <= now:
+                    self._expire(creation, creation.session)
+                if not creation.ended:
+                    creation.session.lease_end = now + self.lease_seconds
+                    return creation.session
             if creation.expired:
                 raise ItemError(
                     Reason.SESSION_EXPIRED,
