@@ -72,19 +72,19 @@ def test_nothing_to_average_is_an_error(outcomes):
 
 OUTCOMES = [[True], [False], [True], [False]]
 FLOORS = [0.25, 0.25, 0.5, 0.0]
-CEILINGS = [1.0, 1.0, 1.0, 0.5]
+CEILINGS = [1.0, 1.0, 1.0, 0.25]
 
 
 def test_normalised_by_hand():
-    # Σ(s − f) = 1, Σ(c − f) = 5/2, ν = 2/5. Residuals .45, −.55, .30, −.20; their squares sum to .635.
+    # Σ(s − f) = 1, Σ(c − f) = 9/4, ν = 4/9. Residuals 15, −21, 10 and −4 of 36; their squares sum to 782/36².
     result = st.normalised(OUTCOMES, FLOORS, CEILINGS)
-    error = math.sqrt(0.635 / 3) / (2 * 0.625)
-    assert result.value == pytest.approx(0.4)
+    error = math.sqrt(782 / 36**2 / 3) / (2 * 0.5625)
+    assert result.value == pytest.approx(4 / 9)
     assert result.standard_error == pytest.approx(error)
-    assert (result.floor, result.ceiling, result.method) == (0.25, 0.875, "linearised")
+    assert (result.floor, result.ceiling, result.method) == (0.25, 0.8125, "linearised")
     # t of 3 degrees of freedom at 97.5 % is 3.182446.
     assert (result.interval.low, result.interval.high) == pytest.approx(
-        (0.4 - 3.182446 * error, 0.4 + 3.182446 * error), abs=1e-6
+        (4 / 9 - 3.182446 * error, 4 / 9 + 3.182446 * error), abs=1e-6
     )
 
 
@@ -96,6 +96,13 @@ def test_normalised_when_everything_was_solved_keeps_an_interval():
     result = st.normalised([[True]] * 20, [0.2] * 20, [1.0] * 20)
     assert (result.value, result.standard_error, result.interval.high) == pytest.approx((1.0, 0.0, 1.0))
     assert result.interval.low == pytest.approx((0.025 ** (1 / 20) - 0.2) / 0.8)
+
+
+def test_bootstrap_when_everything_was_solved_keeps_an_interval():
+    floors = [1.0, 0.0, 0.0, 0.0, 0.0] * 6
+    result = st.normalised_by_bootstrap([[True]] * 30, floors, [1.0] * 30, seed=0, resamples=500)
+    assert (result.value, result.interval.high, result.method) == (1.0, 1.0, "bootstrap")
+    assert result.interval.low == pytest.approx((0.025 ** (1 / 30) - 0.2) / 0.8)
 
 
 @pytest.mark.parametrize(

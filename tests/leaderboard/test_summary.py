@@ -46,12 +46,12 @@ def test_a_row_by_hand():
         episode(2, True, turns=2, tokens=20, cut_off_turns=1),
         episode(3, False, turns=2, tokens=20),
     ]
-    told = summary.summarise(episodes, exact([0.25, 0.25, 0.5, 0.0]), exact([1.0, 1.0, 1.0, 0.5]), samples=True)
+    told = summary.summarise(episodes, exact([0.25, 0.25, 0.5, 0.0]), exact([1.0, 1.0, 1.0, 0.25]), samples=True)
     assert told.success is not None
     assert told.success.rate == 0.5
     assert told.score is not None
     # The same instances as in the statistics' hand-worked example.
-    assert told.score.value == pytest.approx(0.4)
+    assert told.score.value == pytest.approx(4 / 9)
     assert (told.score.floor_source, told.score.ceiling_source, told.score.method) == ("exact", "exact", "linearised")
     assert (told.turns, told.tokens, told.mean_return) == (2.0, 20.0, -1.0)
     assert (told.turns_per_solved, told.tokens_per_solved) == (4.0, 40.0)
