@@ -46,7 +46,10 @@ def train_command(
             bar = progress.add_task("train", total=settings.run.iterations, now="")
 
             def observe(metrics: Mapping[str, Number]) -> None:
-                progress.update(bar, completed=int(metrics["iteration"] or 0), now=_now(metrics))
+                iteration, now = int(metrics["iteration"] or 0), _now(metrics)
+                progress.update(bar, completed=iteration, now=now)
+                if not console.is_terminal and "validation/success" in metrics:
+                    console.print(f"iteration {iteration} of {settings.run.iterations}: {now}", highlight=False)
 
             last = train(settings, resume=resume is not None, observe=observe)
     except (ConfigError, RunError, CheckpointError, TurngymError) as error:
@@ -65,6 +68,8 @@ def warm_start_command(preset: PresetOption = None, config: FileOption = None, s
             def observe(check: Check) -> None:
                 now = f"loss {check.loss:.3f}  success {check.success:.3f}  valid format {check.valid_format:.3f}"
                 progress.update(bar, completed=check.step, now=now)
+                if not console.is_terminal:
+                    console.print(f"step {check.step}: {now}", highlight=False)
 
             result = warm_start(settings, observe=observe)
     except (ConfigError, WarmStartError, TurngymError) as error:
