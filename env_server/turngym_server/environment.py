@@ -127,6 +127,10 @@ class Catalogue:
     worlds: tuple[bytes, ...]
 
 
+class NoInstance(Exception):
+    """Raised by `reset` where the options leave no instance, or none within reasonable work. Says what to change."""
+
+
 OptionsT = TypeVar("OptionsT", bound=Options)
 
 
@@ -149,7 +153,11 @@ class Environment(ABC, Generic[OptionsT]):
 
     @abstractmethod
     def reset(self, level: Rng) -> Start:
-        """Draws an instance. Called again with another stream when the instance is of another split."""
+        """Draws an instance. Called again with another stream when the instance is of another split.
+
+        Raises:
+            NoInstance: the options leave none.
+        """
 
     @abstractmethod
     def step(self, action: str, noise: Rng) -> ActionResult:
@@ -177,6 +185,11 @@ class Environment(ABC, Generic[OptionsT]):
 
     def floor(self, left: Left) -> float | None:
         """Exact success probability from here of a player that fills every turn with uniform legal actions."""
+        return None
+
+    @classmethod
+    def world_count(cls, options: OptionsT) -> int | None:
+        """Distinct worlds under these options where that is known by construction; None: it has to be counted."""
         return None
 
     @classmethod

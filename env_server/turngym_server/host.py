@@ -17,7 +17,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from turngym_server.digest import canonical_json, first_digest
-from turngym_server.environment import Catalogue, Environment, EnvironmentSpec, Limits, Options, Start
+from turngym_server.environment import Catalogue, Environment, EnvironmentSpec, Limits, NoInstance, Options, Start
 from turngym_server.episode import Episode, NoiseSegment, Turn, checked_observation, finite_metrics
 from turngym_server.errors import ItemError, Reason
 from turngym_server.reference import (
@@ -28,7 +28,7 @@ from turngym_server.reference import (
     read_reference,
 )
 from turngym_server.rng import LEVEL_STREAM, Rng
-from turngym_server.splits import Split, split_of, world_id
+from turngym_server.splits import HELD_OUT_SHARE, Split, split_of, world_id
 
 MAX_DRAWS: Final = 1_000
 """Draws of an instance until one of the asked split comes."""
@@ -189,10 +189,13 @@ class EnvironmentHost:
 
     def divides(self, options_json: str) -> bool:
         """Whether there are enough worlds under resolved options to divide them into splits."""
-        if self._catalogue is None:
-            return self._reference.divides(options_json)
-        held_out = self.world_count(options_json, Split.HELD_OUT)
-        return held_out is not None and held_out.worlds >= LEAST_HELD_OUT_WORLDS
+        if self._catalogue is not None:
+            held_out = self.world_count(options_json, Split.HELD_OUT)
+            return held_out is not None and held_out.worlds >= LEAST_HELD_OUT_WORLDS
+        worlds = self.spec.environment.world_count(self.spec.options.model_validate_json(options_json))
+        if worlds is not None:
+            return worlds * HELD_OUT_SHARE >= LEAST_HELD_OUT_WORLDS
+        return self._reference.divides(options_json)
 
     def draw_level_seed(self, split: Split) -> int:
         """A level seed nobody has chosen.
@@ -265,7 +268,10 @@ class EnvironmentHost:
             level = levels[level_seed]
             return environment.load(self._catalogue.levels[level]), self._catalogue.worlds[level]
         for draw in range(MAX_DRAWS):
-            start = environment.reset(Rng(level_seed, LEVEL_STREAM + draw))
+            try:
+                start = environment.reset(Rng(level_seed, LEVEL_STREAM + draw))
+            except NoInstance as error:
+                raise ItemError(Reason.NO_SUCH_INSTANCE, f"{self.spec.id}: {error}") from error
             world = environment.world()
             if split is Split.ALL or split_of(self.spec.family, self.spec.split_epoch, world) is split:
                 return start, world

@@ -6,6 +6,10 @@ Knows nothing of environments, seeds or which splits a server serves.
 
 import enum
 import hashlib
+from typing import Final
+
+HELD_OUT_SHARE: Final = 0.1
+"""Of the worlds of a family, as many are expected in the split held_out."""
 
 
 class Split(enum.Enum):

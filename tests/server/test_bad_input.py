@@ -9,6 +9,7 @@ from serving import call_status, details, reason, request_id, reset_error, reset
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server import wire
+from turngym_server.discovery import find_specs
 from turngym_server.environment import Limits
 from turngym_server.host import EnvironmentHost
 from turngym_server.splits import Split
@@ -56,6 +57,14 @@ async def test_reset(fields, expected, words):
         assert reason(bad) == expected
         assert words in bad.error.message
         assert good.HasField("started")
+
+
+async def test_options_that_leave_no_instance_are_no_fault_of_the_environment():
+    async with serving(*find_specs(["sokoban"])) as (stub, _):
+        item = reset_item("sokoban", options_json='{"width": 5, "height": 3, "min_pushes": 9}')
+        error = await reset_error(stub, item)
+        assert details(error)[0].reason == "NO_SUCH_INSTANCE"
+        assert "ask for fewer boxes or pushes" in error.message
 
 
 async def test_nearest_name_is_in_the_metadata():

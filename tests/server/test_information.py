@@ -12,6 +12,7 @@ from serving import EVERY_SPLIT, call_status, reason, reset_item, serving, start
 
 import turngym
 from turngym.v1 import environment_pb2 as pb
+from turngym_server.discovery import find_specs
 from turngym_server.environment import Limits
 from turngym_server.host import EnvironmentHost
 from turngym_server.reference import read_reference
@@ -127,6 +128,16 @@ def test_too_few_worlds_are_not_divided(tmp_path, monkeypatch):
         write_reference(tmp_path, [entry("held_out", worlds)])
         assert EnvironmentHost(DICE).splits(options, {Split.TRAIN}) == served
     assert EnvironmentHost(FAULTY).splits("{}", EVERY_SPLIT) == tuple(Split)
+
+
+@pytest.mark.parametrize(
+    ("options", "served"),
+    [({"high_pays": 0.5}, (Split.ALL,)), ({"names": "pairs", "high_pays": 0.5}, (Split.TRAIN,))],
+)
+def test_worlds_known_by_construction_need_no_counting(options, served):
+    (bandit,) = find_specs(["bandit"])
+    host = EnvironmentHost(bandit)
+    assert host.splits(host.resolve_options(json.dumps(options)).json, {Split.TRAIN}) == served
 
 
 def test_figures_of_another_version_are_not_this_ones(tmp_path):

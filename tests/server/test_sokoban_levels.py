@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from plain_sokoban import STEPS, least, plain, random_success
 
-from turngym_server.environment import Left, Limits
+from turngym_server.environment import Left, Limits, NoInstance
 from turngym_server.envs.sokoban import Sokoban, SokobanOperatorOptions, SokobanOptions
 from turngym_server.rng import Rng
 from turngym_server.sokoban.board import DIRECTIONS, Board, Level, canonical, flood
@@ -138,7 +138,7 @@ def test_least_pushes_are_an_option(boxes: int, low: int, high: int | None) -> N
 
 
 def test_what_hardly_exists_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"no 5×3 level with 1 boxes, at most 10 moves and 9 to any number of pushes"):
+    with pytest.raises(NoInstance, match=r"no 5×3 level with 1 boxes, at most 10 moves and 9 to any number of pushes"):
         draw_level(Rng(0, 0), 5, 3, 1, Difficulty(10, 9), "uniform")
 
 

@@ -101,6 +101,10 @@ class Bandit(Environment[BanditOptions]):
             "Answer with the name of one arm."
         )
 
+    @classmethod
+    def world_count(cls, options: BanditOptions) -> int:
+        return 1 if options.names == "phoenix_dragon" else len(STEADY_NAMES) * len(BOLD_NAMES)
+
     def reset(self, level: Rng) -> Start:
         steady, bold = "Phoenix", "Dragon"
         if self.options.names == "pairs":

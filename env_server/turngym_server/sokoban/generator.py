@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from turngym_server.environment import NoInstance
 from turngym_server.rng import Rng
 from turngym_server.sokoban.board import Board, Level, cells, flood, neighbours, shift
 from turngym_server.sokoban.search import fewest_pushes
@@ -66,7 +67,7 @@ def draw_level(rng: Rng, width: int, height: int, boxes: int, difficulty: Diffic
     """A level that can be solved, of the difficulty asked for, with no box on a target.
 
     Raises:
-        ValueError: none was found on thousands of floors; the difficulty hardly exists at this size.
+        NoInstance: none was found on thousands of floors; the difficulty hardly exists at this size.
     """
     pushes = _pushes_asked(rng, difficulty) if boxes == 1 else (difficulty.min_pushes, difficulty.max_pushes)
     draw_floor = _draw_walk if floors == "walk" else _draw_uniform
@@ -84,7 +85,7 @@ def draw_level(rng: Rng, width: int, height: int, boxes: int, difficulty: Diffic
                 continue
         if level is not None:
             return level
-    raise ValueError(
+    raise NoInstance(
         f"no {width}×{height} level with {boxes} boxes, at most {difficulty.max_moves} moves and "
         f"{pushes[0]} to {pushes[1] or 'any number of'} pushes in {attempts} attempts: ask for fewer boxes or pushes, "
         "more moves, or a larger board"
