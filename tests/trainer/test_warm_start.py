@@ -74,6 +74,22 @@ def test_detours_are_played_but_not_learnt(server, policy, tmp_path):
     assert {shown for shown, _ in detoured} - {shown for shown, _ in straight}
 
 
+def test_slips_are_learnt(server, policy, tmp_path):
+    config = config_of(server, tmp_path, "rollout.context_turns=1", "warm_start.slips=1.0", "warm_start.detours=0.0")
+    with connect(server) as client:
+        learnt = shown_and_learnt(policy, demonstrate(policy, client, config))
+        wrong = 0
+        for number in range(6):
+            episode = client.reset("sokoban", level_seed=seeds.level_seed(7, 0, 0, number, purpose="warm-start"))
+            prompt = f"<|user|>{episode.state.observation}<|assistant|><think>"
+            advice = episode.advise()
+            answer = next(answer for shown, answer in learnt if shown == prompt)
+            assert answer.startswith(f"{advice.explanation}</think>")
+            assert 1 <= len(parse_answer("<think>" + answer).actions) <= 3
+            wrong += parse_answer("<think>" + answer).actions != advice.actions
+    assert wrong >= 3
+
+
 def test_in_full_history_a_detour_is_context(server, policy, tmp_path):
     config = config_of(server, tmp_path, "warm_start.episodes=24", "warm_start.explain=false")
     with connect(server) as client:

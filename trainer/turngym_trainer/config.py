@@ -130,6 +130,9 @@ class CheckpointConfig(Section):
 class WarmStartConfig(Section):
     episodes: Positive = Field(default=2_000, description="Oracle episodes that are demonstrated.")
     detours: Share = Field(default=0.5, description="Share of turns that play random actions, which are not learnt.")
+    slips: Share = Field(
+        default=0.0, description="Share of turns that play random actions and are learnt: what rewards can put right."
+    )
     explain: bool = Field(default=True, description="Put the oracle's explanation between the think tags.")
     learning_rate: Rate = Field(default=2e-3, description="Of AdamW. Pretrained models: 1e-5.")
     batch_rows: Positive = Field(default=64, description="Rows of one optimiser step.")

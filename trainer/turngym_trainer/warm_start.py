@@ -2,8 +2,9 @@
 
 The oracle advises at the server (`Advise`), on split `train` like everything that is learnt from. A share of the turns
 are detours: random legal actions, played but not learnt, so that demonstrations also begin where a policy's own
-mistakes lead. Success is measured by sampling on split `validation`. Everything is a function of the settings and the
-seed.
+mistakes lead. Slips are random too, but learnt: a policy that imitates a fallible player knows more than it plays,
+which rewards can bring out; one that imitates a perfect player can only be taught what it does not know. Success is
+measured by sampling on split `validation`. Everything is a function of the settings and the seed.
 """
 
 import json
@@ -31,8 +32,8 @@ REPORT: Final = "warm_start.json"
 
 _PURPOSE: Final = "warm-start"
 _EPISODES_AT_ONCE: Final = 256
-_DETOUR_ACTIONS: Final = 3
-"""A detour is 1 to so many actions."""
+_ASTRAY_ACTIONS: Final = 3
+"""A detour or slip is 1 to so many actions."""
 _RAMP_STEPS: Final = 50
 """Optimiser steps over which the learning rate rises."""
 
@@ -186,9 +187,10 @@ class _Lesson:
         if not advice.actions or advice.ceiling == 0.0:
             return ()
         actions, explanation = advice.actions, advice.explanation
-        if detour := self._detour():
-            actions, explanation = detour, ""
-            self._detours.append(self._turns)
+        if astray := self._astray():
+            actions, learnt = astray
+            if not learnt:
+                self._detours.append(self._turns)
         self._conversation.show(self.episode.state.observation)
         self._conversation.answer(
             demonstration(
@@ -202,16 +204,18 @@ class _Lesson:
         self._turns += 1
         return actions
 
-    def _detour(self) -> tuple[str, ...]:
-        """Random legal actions in a share of the turns; else nothing."""
+    def _astray(self) -> tuple[tuple[str, ...], bool] | None:
+        """Random legal actions in a share of the turns, and whether they are learnt (a slip) or not (a detour)."""
         legal = self.episode.state.legal_actions
-        most = min(_DETOUR_ACTIONS, self.episode.limits.max_actions_per_turn)
+        settings = self._config.warm_start
+        most = min(_ASTRAY_ACTIONS, self.episode.limits.max_actions_per_turn)
         draws = seeds.token_uniforms(
             self._config.run.seed, 0, 0, self._number, 0, self._turns, 2 + most, purpose=_PURPOSE
         )
-        if not legal or draws[0] >= self._config.warm_start.detours:
-            return ()
-        return tuple(legal[int(draw * len(legal))] for draw in draws[2 : 3 + int(draws[1] * most)])
+        if not legal or draws[0] >= settings.slips + settings.detours:
+            return None
+        actions = tuple(legal[int(draw * len(legal))] for draw in draws[2 : 3 + int(draws[1] * most)])
+        return actions, bool(draws[0] < settings.slips)
 
     def rows(self) -> list[Row]:
         """The token records, detours being no actions."""
