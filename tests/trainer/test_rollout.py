@@ -58,6 +58,13 @@ def test_every_planned_episode_is_played_to_its_end_in_the_plans_order(rollout):
     assert len({t.world_id for t in rollout.trajectories if t.group == 0}) == 1
 
 
+def test_no_session_is_left_at_the_server(server, policy):
+    with connect(server) as client:
+        before = client.server().sessions
+        collect(policy, client, plan_of(2, 3), context=CONTEXT, sampling=SAMPLING, uniforms=uniforms, parts=2)
+        assert client.server().sessions == before
+
+
 def test_the_record_is_what_the_server_would_play_again(server, rollout):
     with connect(server) as client:
         for trajectory in rollout.trajectories[:4]:

@@ -139,11 +139,13 @@ class _Player:
                 lost.update(((one.planned.group, one.planned.member), one) for one in gone)
                 self._answer(playing)
                 over = [play for play in playing if play.over]
-                if outgrown := [play.episode for play in over if play.outgrown]:
-                    calls.submit(self._client.close_many, outgrown, CloseReason.ABANDONED)
                 finished.update(((play.planned.group, play.planned.member), play) for play in over)
                 if going := [play for play in playing if not play.over]:
                     queue.append(calls.submit(self._step, going))
+                # A session that ended counts against the server's limit until it is closed.
+                for outgrown, reason in ((False, CloseReason.FINISHED), (True, CloseReason.ABANDONED)):
+                    if done := [play.episode for play in over if play.outgrown is outgrown]:
+                        calls.submit(self._client.close_many, done, reason)
         order = [(planned.group, planned.member) for part in parts for planned in part]
         return Rollout(
             trajectories=tuple(_trajectory(finished[key]) for key in order if key in finished),
