@@ -163,3 +163,10 @@ def test_uniforms_are_asked_for_by_place(server, policy):
         rollout = collect(policy, client, plan_of(2, 2), context=CONTEXT, sampling=Sampling(6), uniforms=note, parts=2)
     expected = {(t.group, t.member, turn, 6) for t in rollout.trajectories for turn in range(len(t.turns))}
     assert asked == expected
+
+
+def test_no_session_is_left_behind(server, policy):
+    with connect(server) as client:
+        before = client.server().sessions
+        collect(policy, client, plan_of(2, 3), context=CONTEXT, sampling=SAMPLING, uniforms=uniforms, parts=2)
+        assert client.server().sessions == before

@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import (
@@ -180,6 +181,8 @@ def load_policy(spec: str, *, device: str = "cpu", dtype: str = "float32", seed:
     """
     if dtype not in _DTYPES:
         raise ValueError(f"dtype {dtype!r}: expected one of {', '.join(_DTYPES)}")
+    # A progress bar for each file would write over the caller's own.
+    transformers.logging.disable_progress_bar()
     makers = {"tiny": lambda: _tiny(seed), "smollm2": lambda: _from_folder(smollm2.folder())}
     policy = makers.get(spec, lambda: _from_folder(Path(spec)))()
     cast(torch.nn.Module, policy.model).to(device=device, dtype=_DTYPES[dtype])
