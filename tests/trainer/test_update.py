@@ -252,6 +252,8 @@ def test_update_raises_what_had_an_advantage():
     assert report.ratio_max == pytest.approx(1.0, abs=1e-5)
     assert report.clip_high == report.clip_low == 0
     assert ((learner.logprobs(batch) - before) * advantages).sum() > 0
+    # Nothing is left behind for the next step to add to.
+    assert all(parameter.grad is None for parameter in learner.policy.model.parameters())
 
 
 def test_only_the_chosen_episodes_teach():
