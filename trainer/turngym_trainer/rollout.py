@@ -164,11 +164,6 @@ class _Player:
                 playing.append(_Play(planned, outcome, Conversation(self._policy, self._chat(outcome), self._context)))
         return playing, lost
 
-    def _close(self, over: list[_Play]) -> None:
-        for outgrown, reason in ((False, CloseReason.FINISHED), (True, CloseReason.ABANDONED)):
-            if episodes := [play.episode for play in over if play.outgrown is outgrown]:
-                self._client.close_many(episodes, reason)
-
     def _chat(self, episode: Episode) -> ChatFormat:
         system = system_message(
             self._context.instructions,
