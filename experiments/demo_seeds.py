@@ -1,9 +1,9 @@
 """How far StarPO-S lifts the demo's warm start, over seeds: `python experiments/demo_seeds.py 1 2 3 4 5`.
 
 Each seed is a run of the demo from its first line, with that seed for the policy's weights, the demonstrations, the
-levels and the sampling; all are scored on the same 512 held-out worlds. Writes demo_seeds.json and demo_seeds.txt beside
-this script: success before and after, their paired difference with its interval, and its mean over the seeds with a
-t-interval. The mean gain is over seeds; an interval within a seed is over worlds.
+levels and the sampling; all are scored on the same 512 held-out worlds. Writes demo_seeds.json and .txt beside this
+script: success before and after, their paired difference with its interval over worlds, and its mean over the seeds
+with a t-interval.
 """
 
 import argparse
