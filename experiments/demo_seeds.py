@@ -7,11 +7,14 @@ with a t-interval.
 """
 
 import argparse
+import contextlib
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -20,11 +23,13 @@ from scipy import stats
 from turngym_leaderboard.record import Record, load
 
 
-def play(seed: int, folder: Path) -> Record:
+def play(seed: int, folder: Path, threads: int) -> Record:
     """Runs the demo with one seed. Returns its evaluation's record."""
     home = folder / f"seed-{seed}"
-    command = [sys.executable, "-m", "turngym_leaderboard.demo", "--folder", str(home), "--set", f"run.seed={seed}"]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "turngym_leaderboard.demo", "--folder", str(home)]
+    command += ["--set", f"run.seed={seed}", "--set", f"run.threads={threads}"]
+    with (folder / f"seed-{seed}.log").open("w") as log:
+        subprocess.run(command, check=True, stdout=log, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
     (record,) = (home / "leaderboard").glob("*/record.json")
     return load(record)
 
@@ -63,16 +68,24 @@ def table(results: list[dict[str, object]], of: dict[str, float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seeds", type=int, nargs="+")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of each")
+    parser.add_argument("--folder", type=Path, help="keeps the runs; default: a temporary folder")
     arguments = parser.parse_args()
     results: list[dict[str, object]] = []
     target = Path(__file__).with_suffix("")
-    with tempfile.TemporaryDirectory() as folder:
-        for seed in arguments.seeds:
-            record = play(seed, Path(folder))
-            results.append(result(seed, record))
+    with contextlib.ExitStack() as stack:
+        folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        pool = stack.enter_context(ThreadPoolExecutor(arguments.jobs))
+        runs = {pool.submit(play, seed, folder, arguments.threads): seed for seed in arguments.seeds}
+        for run in as_completed(runs):
+            record = run.result()
+            results = sorted([*results, result(runs[run], record)], key=lambda each: int(str(each["seed"])))
             of = summary(results)
             content = {
                 "command": f"python experiments/demo_seeds.py {' '.join(str(seed) for seed in arguments.seeds)}",
+                "threads": arguments.threads,
                 "code": record.code.model_dump(mode="json"),
                 "environment": {"id": record.protocol.environment, "version": record.environment.version},
                 "protocol": record.protocol.model_dump(mode="json"),
