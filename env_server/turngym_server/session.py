@@ -23,8 +23,9 @@ from turngym_server.threads import Overrun, Threads
 
 log: Final = logging.getLogger(__name__)
 
-ENVIRONMENT_ERRORS: Final = (Exception, SystemExit)
-"""What an environment may raise without taking more than its own episode down."""
+ENVIRONMENT_ERRORS: Final = (Exception, SystemExit, KeyboardInterrupt, GeneratorExit)
+"""What an environment may raise without taking more than its own episode down. A person's Ctrl-C is not among it: the
+command takes SIGINT through the event loop."""
 
 
 T = TypeVar("T")
@@ -202,7 +203,7 @@ class Session:
     def _play_inline(self, actions: Sequence[str], encoded: bytes, want_legal: bool) -> bytes:
         try:
             self._result = self._play(actions, encoded)
-        except ENVIRONMENT_ERRORS as error:
+        except (*ENVIRONMENT_ERRORS, asyncio.CancelledError) as error:  # Nothing is awaited here.
             return self._fail(self._environment_failed(error))
         self._legal = self._list_legal() if want_legal else None
         return self._with_legal(self._result, self._legal)

@@ -70,6 +70,9 @@ class Threads:
                     done = await future
             except TimeoutError:
                 raise Overrun(f"still running after {deadline:g} s") from None
+        if isinstance(done.error, asyncio.CancelledError):
+            # Raised on the loop it would cancel the caller.
+            raise RuntimeError("the work raised CancelledError") from done.error  # noqa: TRY004
         if done.error is not None:
             raise done.error
         return done.value  # pyright: ignore[reportReturnType]  # No error: it holds what work returned.

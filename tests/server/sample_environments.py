@@ -1,5 +1,6 @@
 """Small environments that do what the tests need. Not registered: the registry holds what is served."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Sequence
@@ -135,6 +136,10 @@ class Faulty(Environment[FaultyOptions]):
                 raise KeyError("a missing wall")
             case "exit":
                 raise SystemExit(3)
+            case "interrupt":
+                raise KeyboardInterrupt("a game's own")
+            case "cancel":
+                raise asyncio.CancelledError
             case "timeout":
                 raise TimeoutError("a connection of its own")
             case "nan":

@@ -81,6 +81,8 @@ async def test_the_first_that_is_done_ends_the_wait():
     [
         ("raise", "KeyError: 'a missing wall'"),
         ("exit", "SystemExit: 3"),
+        ("interrupt", "KeyboardInterrupt: a game's own"),
+        ("cancel", "CancelledError"),
         ("timeout", "TimeoutError: a connection of its own"),
         ("nan", "reward nan"),
         ("long", "262146 bytes"),
