@@ -88,6 +88,7 @@ def evaluate_command(
                     tasks[what] = bar.add_task(what, total=total)
                 bar.update(tasks[what], completed=done, total=total)
 
+            records.prepare(out)
             evaluation = evaluate(
                 client,
                 protocol,
@@ -136,7 +137,11 @@ def verify_command(
     if faults:
         console.print(f"the record does not stand: {len(faults)} differences over {total} episodes")
         raise typer.Exit(1)
-    console.print(f"the record stands: {total} episodes were played again, with the same digests and scores")
+    console.print(
+        f"the record stands: {total} episodes were played again, with the same digests and scores "
+        f"(what agents wrote, in {records.TRAJECTORIES}, is not part of it)",
+        soft_wrap=True,
+    )
 
 
 def _agent(text: str, *, device: str, threads: int) -> Agent:

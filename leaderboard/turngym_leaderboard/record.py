@@ -10,6 +10,7 @@ import os
 import platform
 import secrets
 import subprocess
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
@@ -390,9 +391,23 @@ def code_record() -> CodeRecord:
     )
 
 
+def prepare(out: Path) -> None:
+    """Makes the folder that records are written into, so that nothing is played whose record could not be kept.
+
+    Raises:
+        RecordError: it cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise RecordError(f"{out} cannot be written: {error.strerror}; name another folder with --out") from error
+
+
 def save(record: Record, trajectories: Iterable[Trajectory], out: Path) -> Path:
     """Writes a record into a new folder under `out`, and returns it. The folder appears whole or not at all."""
-    out.mkdir(parents=True, exist_ok=True)
+    prepare(out)
     stamp = record.created.replace(":", "").replace("-", "")[:15]
     folder = out / f"{stamp}-{record.protocol.environment.replace(':', '_')}-{secrets.token_hex(3)}"
     aside = out / f".{folder.name}.part"

@@ -62,6 +62,13 @@ def test_what_cannot_be_done_is_one_line_and_exit_2(server, tmp_path, arguments,
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_played(server):
+    done = leaderboard("evaluate", "--agent", "random", "--env", "sokoban", "--server", server, "--out", "/proc/x")
+    assert done.returncode == 2
+    assert done.stderr.startswith("leaderboard: /proc/x cannot be written: ")
+    assert "512" not in done.stdout
+
+
 def test_a_server_without_held_out_levels_is_told_how_to_be_started(server_without_held_out):
     done = leaderboard("evaluate", "--agent", "random", "--env", "sokoban", "--server", server_without_held_out)
     assert done.returncode == 2
