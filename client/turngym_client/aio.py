@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Literal, Self, TypeVar, overload
+from typing import Literal, Self, TypeVar, cast, overload
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_client.episode import EpisodeFacts, record_of
@@ -53,6 +53,7 @@ from turngym_client.types import (
     Split,
     Transition,
     check_seed,
+    check_type,
 )
 
 ResultT = TypeVar("ResultT")
@@ -68,10 +69,13 @@ def aconnect(
     Connects when first used. Close it, or use it as `async with`.
 
     Args:
-        addresses: host:port, or several.
+        addresses: host:port, or several. IPv6 as [::1]:port; gRPC targets such as dns:///host:port or unix:path too.
         deadline: seconds that one call may take.
         patience: seconds that an operation goes on trying while servers are away or full.
         failover: seconds for which a session's own server is tried before its episode moves to another one.
+
+    Raises:
+        TypeError, ValueError: what is given is no address.
     """
     given = [addresses] if isinstance(addresses, str) else list(addresses)
     return AsyncClient(Pool(given, deadline=deadline, patience=patience, failover=failover))
@@ -106,6 +110,7 @@ class AsyncEpisode(EpisodeFacts):
             want_legal_actions: list what is legal afterwards.
 
         Raises:
+            TypeError: an action is no string. ValueError: there is none.
             EpisodeEnded, StepOrderError, EnvironmentFailed, EpisodeLost, ServerBusy, ServerUnavailable.
         """
         turn = _turn_of(actions)
@@ -276,6 +281,8 @@ class AsyncClient:
         self, id: str, options: Mapping[str, object] | None = None, limits: Limits = DEFAULT_LIMITS
     ) -> EnvironmentInfo:
         """Everything about one environment under these options and limits."""
+        check_type("id", id, str)
+        check_type("limits", limits, Limits)
         request = pb.GetEnvironmentRequest(
             environment_id=clean_text(id), options_json=options_to_json(options or {}), limits=limits_to_pb(limits)
         )
@@ -300,7 +307,7 @@ class AsyncClient:
         """Starts an episode; see `EpisodeRequest` for the arguments.
 
         Raises:
-            ValueError: a seed or limit out of range.
+            TypeError: an argument of another type. ValueError: a seed out of range.
             UnknownEnvironment, InvalidRequest, NotServed, VersionMismatch, NoSuchInstance, EnvironmentFailed,
             ServerBusy, ServerUnavailable.
         """
@@ -384,9 +391,10 @@ class AsyncClient:
                 after all have finished.
 
         Raises:
-            ValueError: the same episode twice.
+            TypeError: an action is no string. ValueError: a turn without actions, or the same episode twice.
         """
-        pairs = list(turns)
+        # All turns are looked at before the first one is played.
+        pairs = [(episode, _turn_of(actions)) for episode, actions in turns]
         _distinct([episode for episode, _ in pairs])
         results = await _gather(
             [episode.step(actions, want_legal_actions=want_legal_actions) for episode, actions in pairs]
@@ -472,6 +480,7 @@ class AsyncClient:
 
 async def close_all(pool: Pool, episodes: Iterable[AsyncEpisode], reason: CloseReason) -> None:
     """Closes sessions, one call for each server, and marks their episodes closed."""
+    check_type("reason", reason, CloseReason)
     by_server: defaultdict[Server, list[str]] = defaultdict(list)
     for episode in episodes:
         if (server := episode.session.server) is not None:
@@ -493,11 +502,18 @@ async def _close_sessions(server: Server, ids: Sequence[str], reason: CloseReaso
         await server.close_sessions(pb.CloseRequest(session_ids=ids, reason=CLOSE_REASON_TO_PB[reason]))
 
 
-def _turn_of(actions: str | Sequence[str]) -> tuple[str, ...]:
-    """The turn's actions as they are sent. Raises ValueError where there is none."""
-    turn = (actions,) if isinstance(actions, str) else tuple(actions)
+def _turn_of(actions: str | Iterable[str]) -> tuple[str, ...]:
+    """The turn's actions as they are sent. Raises TypeError where one is no string, ValueError where there is none."""
+    if isinstance(actions, str):
+        return (clean_text(actions),)
+    given = cast("object", actions)
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"actions is {given!r} ({type(given).__name__}), but must be a str or a sequence of str")
+    turn = tuple(actions)
     if not turn:
         raise ValueError('a turn without actions; expected at least one ("" where an answer could not be read)')
+    for place, action in enumerate(turn):
+        check_type(f"actions[{place}]", action, str)
     return tuple(map(clean_text, turn))
 
 

@@ -80,7 +80,6 @@ def options_to_json(options: Mapping[str, object]) -> str:
 
 
 def limits_to_pb(limits: Limits) -> pb.Limits:
-    """Raises ValueError where a limit is negative or over 32 bits."""
     return pb.Limits(
         max_turns=limits.max_turns,
         max_actions=limits.max_actions,
@@ -119,12 +118,15 @@ def split_from_pb(split: pb.Split.ValueType) -> Split:
 
 
 def limits_from_pb(limits: pb.Limits) -> Limits:
-    return Limits(
-        max_turns=limits.max_turns,
-        max_actions=limits.max_actions,
-        max_actions_per_turn=limits.max_actions_per_turn,
-        wall_seconds=limits.wall_seconds,
-    )
+    try:
+        return Limits(
+            max_turns=limits.max_turns,
+            max_actions=limits.max_actions,
+            max_actions_per_turn=limits.max_actions_per_turn,
+            wall_seconds=limits.wall_seconds,
+        )
+    except ValueError as error:
+        raise ProtocolError(f"the server sent limits that cannot be: {error}") from error
 
 
 def noise_from_pb(noise: Sequence[pb.NoiseSegment]) -> tuple[NoiseSegment, ...]:

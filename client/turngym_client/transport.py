@@ -29,6 +29,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -70,6 +71,10 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 )
+
+_HOST_PORT: Final = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s:/\[\],@?#]+):(?P<port>[0-9]{1,5})")
+_SCHEME: Final = re.compile(r"dns:(//[^/]*/)?|ipv[46]:")
+_PORTLESS_TARGET: Final = re.compile(r"(unix|unix-abstract|vsock):\S+")
 
 ResultT = TypeVar("ResultT")
 
@@ -232,7 +237,7 @@ class Pool:
     """The addresses that a client was given, and the workers found behind them.
 
     Args:
-        addresses: host:port of one server or several that serve the same environments.
+        addresses: host:port of one server or several that serve the same environments; see `check_address`.
         deadline: seconds of one call, by the table above.
         patience: seconds that an operation goes on trying.
         failover: seconds for which a session's own address is tried before its episode moves to another.
@@ -241,6 +246,8 @@ class Pool:
     def __init__(self, addresses: Sequence[str], *, deadline: float, patience: float, failover: float) -> None:
         if not addresses:
             raise ValueError("no address given; expected at least one host:port")
+        for address in addresses:
+            check_address(address)
         self.failover = failover
         self.deadline = deadline
         self._patience = patience
@@ -347,6 +354,22 @@ class Pool:
         if (server := self._servers.get(address)) is None:
             server = self._servers[address] = Server(address, None, self._client_id, self.deadline)
         return server
+
+
+def check_address(address: object) -> None:
+    """Raises TypeError or ValueError unless `address` is host:port or a gRPC target.
+
+    gRPC itself takes a name without a port to mean port 443.
+    """
+    if not isinstance(address, str):
+        raise TypeError(f"expected host:port, got {address!r} ({type(address).__name__})")
+    if _PORTLESS_TARGET.fullmatch(address):
+        return
+    endpoints = _SCHEME.sub("", address).split(",") if _SCHEME.match(address) else [address]
+    for endpoint in endpoints:
+        found = _HOST_PORT.fullmatch(endpoint)
+        if found is None or not 0 < int(found["port"]) < 1 << 16:
+            raise ValueError(f"expected host:port, got {address!r} (such as localhost:50051 or [::1]:50051)")
 
 
 def _reachable(worker: str, given: str) -> str:

@@ -6,11 +6,16 @@ Knows nothing of gRPC or protobuf; `turngym_client.messages` converts.
 from __future__ import annotations
 
 import enum
+import numbers
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import SupportsIndex
 
 SEED_MAX = (1 << 64) - 1
 """Seeds are unsigned 64-bit integers."""
+COUNT_MAX = (1 << 32) - 1
+"""Counts of turns and actions are unsigned 32-bit integers."""
 
 
 class Split(enum.Enum):
@@ -61,12 +66,21 @@ class Limits:
         max_actions: actions an episode may take over all its turns; an invalid one counts.
         max_actions_per_turn: actions of one turn that are run; further ones are left out.
         wall_seconds: seconds after which the next turn ends the episode; 0 in an episode: no such limit.
+
+    Raises:
+        TypeError: a limit that is no number. ValueError: one out of range.
     """
 
     max_turns: int = 0
     max_actions: int = 0
     max_actions_per_turn: int = 0
     wall_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_integer("max_turns", self.max_turns, COUNT_MAX)
+        check_integer("max_actions", self.max_actions, COUNT_MAX)
+        check_integer("max_actions_per_turn", self.max_actions_per_turn, COUNT_MAX)
+        check_seconds("wall_seconds", self.wall_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +94,7 @@ class EpisodeRequest:
         expected_version: refuse any other version of the environment; "": any.
 
     Raises:
-        ValueError: a seed out of range.
+        TypeError: a field of another type. ValueError: a seed out of range.
     """
 
     environment_id: str
@@ -92,14 +106,47 @@ class EpisodeRequest:
     expected_version: str = ""
 
     def __post_init__(self) -> None:
+        check_type("environment_id", self.environment_id, str)
+        check_type("limits", self.limits, Limits)
+        check_type("split", self.split, Split)
         check_seed("level_seed", self.level_seed)
         check_seed("noise_seed", self.noise_seed)
+        check_type("expected_version", self.expected_version, str)
 
 
-def check_seed(name: str, seed: int | None) -> None:
-    """Raises ValueError unless `seed` is None or fits in 64 bits."""
-    if seed is not None and not 0 <= seed <= SEED_MAX:
-        raise ValueError(f"{name} is {seed}, but must lie in 0 … 2^64 − 1 ({SEED_MAX})")
+def check_type(name: str, value: object, kind: type) -> None:
+    """Raises TypeError unless `value` is a `kind`; of an enum, it lists the members."""
+    if not isinstance(value, kind):
+        members = f" ({', '.join(map(str, kind))})" if issubclass(kind, enum.Enum) else ""
+        raise TypeError(f"{name} is {_told(value)}, but must be a {kind.__name__}{members}")
+
+
+def check_seed(name: str, seed: object) -> None:
+    """Raises TypeError or ValueError unless `seed` is None or an integer of 64 bits."""
+    if seed is not None:
+        check_integer(name, seed, SEED_MAX)
+
+
+def check_integer(name: str, value: object, most: int) -> None:
+    """Raises TypeError or ValueError unless `value` is an integer, NumPy's included, in 0 … `most`."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{name} is {_told(value)}, but must be an integer in 0 … {most}")
+    if not 0 <= operator.index(value) <= most:
+        raise ValueError(f"{name} is {value}, but must lie in 0 … 2^{most.bit_length()} − 1 ({most})")
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Raises TypeError or ValueError unless `value` is a finite number that is not negative."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {_told(value)}, but must be a number of seconds, 0 or more")
+    if not 0 <= float(value) < float("inf"):
+        raise ValueError(f"{name} is {value}, but must be a finite number of seconds, 0 or more")
+
+
+def _told(value: object) -> str:
+    """A value and its type, for an error."""
+    text = repr(value)
+    return f"{text if len(text) <= 80 else text[:79] + '…'} ({type(value).__name__})"
 
 
 @dataclass(frozen=True, slots=True)
