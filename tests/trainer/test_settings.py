@@ -57,6 +57,8 @@ def test_presets_differ_in_what_the_papers_differ_in():
         (["rollout.group=3"], ["unknown setting 'rollout.group'", "did you mean 'rollout.groups'"]),
         (["rolout.groups=3"], ["unknown setting 'rolout'", "did you mean 'rollout'"]),
         (["update.temperature=1"], ["unknown setting 'update.temperature'", "'rollout.temperature'"]),
+        (["rollout.nope=1"], ["unknown setting 'rollout.nope'; `trainer settings` lists them all"]),
+        (["rollout.max_response_token=1"], ["did you mean 'rollout.max_response_tokens'"]),
         (["rollout.groups=0"], ["rollout.groups", "greater than or equal to 1", "got 0"]),
         (["rollout.groups=many"], ["rollout.groups", "integer", "'many'"]),
         (["rollout.groups='8'"], ["rollout.groups", "'8'"]),

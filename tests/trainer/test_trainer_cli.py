@@ -1,5 +1,8 @@
 """The command line: what it says, and how it refuses."""
 
+import subprocess
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
@@ -63,11 +66,46 @@ def test_refusals_say_what_is_wrong(arguments, message, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_environment_is_refused_with_the_nearest(server, tmp_path):
-    settings = [*TINY_RUN, f"run.server={server}", f"run.folder={tmp_path / 'run'}", "environment.id=sokobann"]
-    result = invoke("train", *assignments(settings))
+@pytest.mark.parametrize("command", ["train", "warm-start"])
+@pytest.mark.parametrize(
+    ("settings", "messages"),
+    [
+        (["policy.model=."], ["no config.json", "a folder with config.json and *.safetensors"]),
+        (["policy.model=org/model"], ["no policy at org/model", "a folder with config.json and *.safetensors"]),
+        (["environment.id=sokobann"], ["sokoban"]),
+        (["environment.options={nope = 1}"], ["nope"]),
+        (["environment.id=bandit"], ["bandit: split train", "environment.split=all and validation.split=all"]),
+    ],
+    ids=lambda value: " ".join(value) if "=" in value[0] else None,
+)
+def test_a_start_that_fails_says_why_in_a_line_and_leaves_nothing(
+    server, command, settings, messages, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    result = invoke(command, *assignments([*TINY_RUN, f"run.server={server}", "run.folder=run", *settings]))
     assert result.exit_code == 2
-    assert "sokoban" in result.output
+    (line,) = result.stderr.splitlines()
+    for message in messages:
+        assert message in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_validation_must_be_served_where_it_is_asked_for(server, tmp_path):
+    settings = [*TINY_RUN, f"run.server={server}", f"run.folder={tmp_path / 'run'}", "environment.id=bandit"]
+    result = invoke("eval", "tiny", *assignments(settings))
+    assert result.exit_code == 2
+    assert "split validation is not served" in result.stderr
+    assert "set environment.split=all and validation.split=all" in result.stderr
+
+
+def test_a_server_that_does_not_answer_is_named_while_it_is_waited_for(tmp_path):
+    settings = assignments(["run.server=localhost:1", f"run.folder={tmp_path / 'run'}"])
+    command = [sys.executable, "-m", "turngym_trainer.cli", "train", *settings]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        line = process.stderr.readline()
+        process.kill()
+    assert line == "waiting for localhost:1 …\n"
+    assert not list(tmp_path.iterdir())
 
 
 def test_settings_are_listed():

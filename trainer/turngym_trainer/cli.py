@@ -15,8 +15,9 @@ from turngym_client import Split, TurngymError, connect
 from turngym_trainer.checkpoint import TRAINING, CheckpointError, read_state
 from turngym_trainer.evaluate import choose_levels, evaluate
 from turngym_trainer.metrics import Number
-from turngym_trainer.policy import load_policy
+from turngym_trainer.policy import PolicyError, load_policy
 from turngym_trainer.settings import PRESETS, ConfigError, load_config, settings_table
+from turngym_trainer.start import served_environment
 from turngym_trainer.train import RunError, resumable, train
 from turngym_trainer.warm_start import REPORT, Check, WarmStartError, warm_start
 
@@ -52,7 +53,7 @@ def train_command(
                     console.print(f"iteration {iteration} of {settings.run.iterations}: {now}", highlight=False)
 
             last = train(settings, resume=resume is not None, observe=observe)
-    except (ConfigError, RunError, CheckpointError, TurngymError) as error:
+    except (ConfigError, PolicyError, RunError, CheckpointError, TurngymError) as error:
         _fail(str(error))
     console.print(f"Last checkpoint: {last}\nMetrics: {Path(settings.run.folder) / 'metrics.jsonl'}", highlight=False)
 
@@ -72,7 +73,7 @@ def warm_start_command(preset: PresetOption = None, config: FileOption = None, s
                     console.print(f"step {check.step}: {now}", highlight=False)
 
             result = warm_start(settings, observe=observe)
-    except (ConfigError, WarmStartError, TurngymError) as error:
+    except (ConfigError, PolicyError, WarmStartError, TurngymError) as error:
         _fail(str(error))
     ended = "reached" if result.reached else "was not reached"
     target = f"sampled success of {settings.warm_start.target_success:.0%} {ended}"
@@ -94,6 +95,7 @@ def eval_command(
         split = Split(settings.validation.split)
         policy = load_policy(str(checkpoint), device=settings.run.device, dtype=settings.policy.dtype)
         with connect(list(settings.run.server)) as client:
+            served_environment(client, settings, {split})
             levels = choose_levels(client, settings.environment, split, run_seed=settings.run.seed, count=episodes)
             result = evaluate(policy, client, settings, levels, split=split, greedy=greedy)
     except (ConfigError, CheckpointError, TurngymError, RuntimeError, ValueError) as error:
@@ -155,7 +157,7 @@ def _now(metrics: Mapping[str, Number]) -> str:
 
 def _fail(message: str) -> NoReturn:
     """Prints what is wrong and exits with status 2."""
-    Console(stderr=True).print(f"trainer: {message}", style="red", highlight=False, markup=False)
+    Console(stderr=True).print(f"trainer: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(2)
 
 

@@ -43,7 +43,7 @@ class EnvironmentConfig(Section):
 
 
 class PolicyConfig(Section):
-    model: str = Field(default="tiny", description="tiny, smollm2, a folder in Hugging Face layout, or a hub name.")
+    model: str = Field(default="tiny", description="tiny, smollm2, or a folder with config.json and *.safetensors.")
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Of the policy's forward passes.")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -36,6 +37,10 @@ TINY_POSITIONS: Final = 2048
 TINY_INIT_STD: Final = 0.02
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class PolicyError(ValueError):
+    """A policy that cannot be loaded; says what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +181,14 @@ def load_policy(spec: str, *, device: str = "cpu", dtype: str = "float32", seed:
         seed: what the weights of "tiny" are drawn from.
 
     Raises:
-        ValueError: unknown dtype, or the folder holds no model.
-        RuntimeError: "smollm2" is not installed (the message says how to).
+        PolicyError: unknown dtype, the folder holds no model that can be read, or "smollm2" is not installed (the
+            message says how to).
     """
     if dtype not in _DTYPES:
-        raise ValueError(f"dtype {dtype!r}: expected one of {', '.join(_DTYPES)}")
+        raise PolicyError(f"dtype {dtype!r}: expected one of {', '.join(_DTYPES)}")
     # A progress bar for each file would write over the caller's own.
     transformers.logging.disable_progress_bar()
-    makers = {"tiny": lambda: _tiny(seed), "smollm2": lambda: _from_folder(smollm2.folder())}
+    makers = {"tiny": lambda: _tiny(seed), "smollm2": lambda: _from_folder(_smollm2_folder())}
     policy = makers.get(spec, lambda: _from_folder(Path(spec)))()
     cast(torch.nn.Module, policy.model).to(device=device, dtype=_DTYPES[dtype])
     policy.model.eval()
@@ -219,17 +224,34 @@ def _tiny(seed: int) -> Policy:
     return Policy(model, tokenizer)
 
 
+def _smollm2_folder() -> Path:
+    try:
+        return smollm2.folder()
+    except RuntimeError as error:
+        raise PolicyError(str(error)) from error
+
+
 def _from_folder(folder: Path) -> Policy:
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} is not a model folder: it has no config.json; expected tiny, smollm2 or a folder")
-    if not list(folder.glob("*.safetensors")):
-        raise ValueError(f"{folder} holds no *.safetensors; other weight formats are not read")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    tokenizer = cast(object, AutoTokenizer.from_pretrained(folder, local_files_only=True))
+    fault = None
+    if not folder.is_dir():
+        fault = "there is no such folder"
+    elif not (folder / "config.json").is_file():
+        fault = "the folder has no config.json"
+    elif not list(folder.glob("*.safetensors")):
+        fault = "the folder has no *.safetensors, and other weight formats are not read"
+    if fault:
+        raise PolicyError(
+            f"no policy at {folder}: {fault}; expected tiny, smollm2, or a folder with config.json and *.safetensors"
+        )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        tokenizer = cast(object, AutoTokenizer.from_pretrained(folder, local_files_only=True))
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise PolicyError(f"the model in {folder} cannot be loaded: {error}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ValueError(f"{folder} has a {type(tokenizer).__name__}; only fast tokenizers (tokenizer.json) are read")  # noqa: TRY004
+        raise PolicyError(f"{folder} has a {type(tokenizer).__name__}; only fast tokenizers (tokenizer.json) are read")
     if tokenizer.chat_template is None:
-        raise ValueError(f"the tokenizer in {folder} has no chat template; conversations cannot be rendered")
+        raise PolicyError(f"the tokenizer in {folder} has no chat template; conversations cannot be rendered")
     return Policy(cast(PreTrainedModel, model), tokenizer)
 
 

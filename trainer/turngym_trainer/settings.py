@@ -244,14 +244,17 @@ def _describe(fault: ErrorDetails) -> str:
     key = ".".join(where)
     if fault["type"] == "extra_forbidden":
         known = Config.model_fields if len(where) == 1 else (name for name, _, _ in settings_table())
-        return f"unknown setting {key!r}{_nearest(key, known)}"
+        return f"unknown setting {key!r}{_nearest(key, known) or '; `trainer settings` lists them all'}"
     return f"{key}: {fault['msg']}, got {fault['input']!r}"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
+    """A hint at the name that was meant: nearly the same key in the same section, or the same key in another."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    section, _, key = name.rpartition(".")
+    # Sections are left out of the comparison: sharing one makes no two keys alike.
+    siblings = {other.rpartition(".")[2]: other for other in names if other.rpartition(".")[0] == section}
+    close = [siblings[other] for other in difflib.get_close_matches(key, siblings, n=1, cutoff=0.65)]
     if not close:
-        last = name.rsplit(".", 1)[-1]
-        close = [other for other in names if other.rsplit(".", 1)[-1] == last][:1]
+        close = [other for other in names if other.rpartition(".")[2] == key][:1]
     return f"; did you mean {close[0]!r}?" if close else ""

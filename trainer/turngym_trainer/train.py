@@ -42,6 +42,7 @@ from turngym_trainer.reward import lay_on_rows, turn_rewards
 from turngym_trainer.rollout import Planned, Rollout, Sampling, collect
 from turngym_trainer.settings import changed_keys, config_from_tree, config_tree, load_config, to_toml
 from turngym_trainer.signals import episode_signals, explained_variance, smooth, token_signals
+from turngym_trainer.start import served_environment
 from turngym_trainer.trajectory import Trajectory
 from turngym_trainer.update import Learner, Lesson, Place
 
@@ -112,8 +113,12 @@ def train(config: Config, *, resume: bool = False, observe: Observer = lambda me
     Raises:
         RunError: the folder holds a run and `resume` is False, or holds none and it is True; settings changed; or an
             iteration lost all its episodes.
+        PolicyError: the policy cannot be loaded.
+        ConfigError: a split is not served.
         CheckpointError: the newest checkpoint cannot be used, or not with this environment.
         TurngymError: the server cannot be used.
+
+    Nothing is written before server, environment and policy have been found usable.
     """
     with _open_run(config, resume=resume) as run:
         while run.progress.iteration < config.run.iterations:
@@ -366,16 +371,17 @@ def _checkpoint(run: Run) -> None:
 def _open_run(config: Config, *, resume: bool) -> Generator[Run]:
     """Everything that a run holds open, restored from its newest checkpoint where it is resumed."""
     folder = Path(config.run.folder)
-    _claim(folder, config, resume=resume)
+    _check_folder(folder, config, resume=resume)
     found = checkpoints(folder / CHECKPOINTS) if resume else []
     newest = found[-1] if found else None
     state = read_state(newest) if newest else None
     _set_threads(config, state)
+    policy = _load(str(newest) if newest else config.policy.model, config)
     with connect(list(config.run.server)) as client:
-        info = client.environment(
-            config.environment.id, options=config.environment.options, limits=environment_limits(config.environment)
-        )
-        environment = EnvironmentIdentity.of(info)
+        splits = {Split(config.environment.split)}
+        if config.validation.every:
+            splits.add(Split(config.validation.split))
+        environment = EnvironmentIdentity.of(served_environment(client, config, splits))
         if config.environment.version and config.environment.version != environment.version:
             raise RunError(
                 f"the server has {environment.id} {environment.version}, environment.version asks for "
@@ -384,7 +390,6 @@ def _open_run(config: Config, *, resume: bool) -> Generator[Run]:
         if state is not None:
             check_same_environment(state.environment, environment)
             _tell_other_versions(state)
-        learner = _make_learner(config, folder, newest)
         progress = state.progress if state else Progress()
         levels: list[int] = []
         if config.validation.every:
@@ -396,12 +401,14 @@ def _open_run(config: Config, *, resume: bool) -> Generator[Run]:
                 count=config.validation.episodes,
                 version=environment.version,
             )
+        _write_config(folder, config)
+        learner = _make_learner(policy, config, folder, newest)
         with RunLog(folder, progress.sizes, progress.iteration) as log:
             yield Run(config, folder, client, environment, learner, levels, progress, log)
 
 
-def _claim(folder: Path, config: Config, *, resume: bool) -> None:
-    """Takes the folder for this run, and keeps the settings in it."""
+def _check_folder(folder: Path, config: Config, *, resume: bool) -> None:
+    """Refuses a folder that holds another run, or where one is resumed, none or one of other settings."""
     file = folder / CONFIG
     if resume:
         if not file.exists():
@@ -416,10 +423,14 @@ def _claim(folder: Path, config: Config, *, resume: bool) -> None:
             )
     elif (folder / METRICS).exists() and (folder / METRICS).stat().st_size > 0:
         raise RunError(f"{folder} holds a run already; resume it (--resume {folder}) or choose another run.folder")
+
+
+def _write_config(folder: Path, config: Config) -> None:
+    """Takes the folder for this run, and keeps the settings in it."""
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f".{CONFIG}"
     aside.write_text(to_toml(config), encoding="utf-8")
-    aside.replace(file)
+    aside.replace(folder / CONFIG)
 
 
 def _tell_other_versions(state: State) -> None:
@@ -437,11 +448,12 @@ def _set_threads(config: Config, state: State | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _make_learner(config: Config, folder: Path, checkpoint: Path | None) -> Learner:
-    def load(spec: str) -> Policy:
-        return load_policy(spec, device=config.run.device, dtype=config.policy.dtype, seed=config.run.seed)
+def _load(spec: str, config: Config) -> Policy:
+    return load_policy(spec, device=config.run.device, dtype=config.policy.dtype, seed=config.run.seed)
 
-    policy = load(str(checkpoint) if checkpoint else config.policy.model)
+
+def _make_learner(policy: Policy, config: Config, folder: Path, checkpoint: Path | None) -> Learner:
+    """The learner of a run, restored from `checkpoint`, whose policy is `policy`, where there is one."""
     reference = None
     if config.kl.coefficient > 0.0:
         kept = folder / REFERENCE
@@ -449,7 +461,7 @@ def _make_learner(config: Config, folder: Path, checkpoint: Path | None) -> Lear
             policy.save(kept)
         elif not kept.exists():
             raise CheckpointError(f"{kept} is gone: the KL divergence of this run was measured from it")
-        reference = load(str(kept))
+        reference = _load(str(kept), config)
     learner = Learner(policy, config, with_critic=ADVANTAGES[config.advantage.kind].needs_critic, reference=reference)
     if checkpoint is not None:
         load_learner(checkpoint, learner)

@@ -26,6 +26,7 @@ from turngym_trainer.evaluate import choose_levels, context_of, environment_limi
 from turngym_trainer.logprobs import Scorer, micro_batches
 from turngym_trainer.policy import Policy, load_policy
 from turngym_trainer.settings import config_tree
+from turngym_trainer.start import served_environment
 from turngym_trainer.trajectory import Row
 
 REPORT: Final = "warm_start.json"
@@ -85,6 +86,8 @@ def warm_start(config: Config, *, observe: Callable[[Check], None] = lambda chec
 
     Raises:
         WarmStartError: the folder is taken, or the oracle demonstrated nothing.
+        PolicyError: the policy cannot be loaded.
+        ConfigError: a split is not served.
         TurngymError: the server cannot be used, or the environment has no oracle.
     """
     folder = Path(config.run.folder)
@@ -97,8 +100,9 @@ def warm_start(config: Config, *, observe: Callable[[Check], None] = lambda chec
     policy = load_policy(config.policy.model, device=config.run.device, dtype=config.policy.dtype, seed=config.run.seed)
     checks: list[Check] = []
     with connect(list(config.run.server)) as client:
-        rows = demonstrate(policy, client, config)
         split = Split(config.validation.split)
+        served_environment(client, config, {Split(config.environment.split), split})
+        rows = demonstrate(policy, client, config)
         levels = choose_levels(
             client, config.environment, split, run_seed=config.run.seed, count=settings.check_episodes
         )
