@@ -192,7 +192,7 @@ class EnvironmentHost:
         if self._catalogue is not None:
             held_out = self.world_count(options_json, Split.HELD_OUT)
             return held_out is not None and held_out.worlds >= LEAST_HELD_OUT_WORLDS
-        worlds = self.spec.environment.world_count(self.spec.options.model_validate_json(options_json))
+        worlds = self.spec.environment.world_count(self.resolve_options(options_json).model)
         if worlds is not None:
             return worlds * HELD_OUT_SHARE >= LEAST_HELD_OUT_WORLDS
         return self._reference.divides(options_json)
