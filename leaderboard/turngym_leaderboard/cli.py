@@ -124,7 +124,7 @@ def verify_command(
     record: Annotated[Path, typer.Argument(help="The record's folder or file.")],
     server: Server,
 ) -> None:
-    """Plays a record again and compares seeds, digests, rewards, success and statistics."""
+    """Plays a record again, compares seeds, digests, rewards, success and statistics, and checks the trajectories."""
     console = Console()
     with _one_line_errors():
         loaded = records.load(record)
@@ -132,14 +132,21 @@ def verify_command(
         with connect(server) as client, _progress(console) as bar:
             task = bar.add_task("replay", total=total)
             faults = verify(client, loaded, on_episodes=lambda count: bar.advance(task, count))
+    if (fault := records.trajectories_fault(record, loaded)) is not None:
+        faults.append(fault)
     for fault in faults:
         console.print(fault, soft_wrap=True, highlight=False, markup=False)
     if faults:
-        console.print(f"the record does not stand: {len(faults)} differences over {total} episodes")
+        differences = "1 difference" if len(faults) == 1 else f"{len(faults)} differences"
+        console.print(f"the record does not stand: {differences} over {total} episodes")
         raise typer.Exit(1)
+    covered = (
+        f"{records.TRAJECTORIES} is as it was saved"
+        if loaded.trajectories
+        else f"{records.TRAJECTORIES} is not covered: the record was made before records held its SHA-256"
+    )
     console.print(
-        f"the record stands: {total} episodes were played again, with the same digests and scores "
-        f"(what agents wrote, in {records.TRAJECTORIES}, is not part of it)",
+        f"the record stands: {total} episodes were played again, with the same digests and scores; {covered}",
         soft_wrap=True,
     )
 

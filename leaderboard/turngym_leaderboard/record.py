@@ -5,6 +5,7 @@ Every episode in it can be played again from it. Knows nothing of how episodes a
 """
 
 import datetime
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -351,8 +352,19 @@ class CodeRecord(Model):
     packages: dict[str, str]
 
 
+class FileRecord(Model):
+    """A file as it was written: SHA-256 in hexadecimal, and bytes."""
+
+    sha256: str
+    size: int
+
+
 class Record(Model):
-    """An evaluation: see the module's docstring."""
+    """An evaluation: see the module's docstring.
+
+    Attributes:
+        trajectories: the file beside it; None before `save`, and in records of turngym before it covered that file.
+    """
 
     schema_version: Literal[1] = SCHEMA
     created: str
@@ -364,6 +376,7 @@ class Record(Model):
     sessions: int
     rows: tuple[RowRecord, ...]
     comparisons: tuple[Comparison, ...]
+    trajectories: FileRecord | None = None
 
     def row(self, agent: str) -> RowRecord:
         """The row of an agent's name. Raises KeyError."""
@@ -406,14 +419,18 @@ def prepare(out: Path) -> None:
 
 
 def save(record: Record, trajectories: Iterable[Trajectory], out: Path) -> Path:
-    """Writes a record into a new folder under `out`, and returns it. The folder appears whole or not at all."""
+    """Writes a record into a new folder under `out`, and returns it. The folder appears whole or not at all.
+
+    The record that is written covers the trajectories beside it.
+    """
     prepare(out)
     stamp = record.created.replace(":", "").replace("-", "")[:15]
     folder = out / f"{stamp}-{record.protocol.environment.replace(':', '_')}-{secrets.token_hex(3)}"
     aside = out / f".{folder.name}.part"
     aside.mkdir()
-    _write(aside / TRAJECTORIES, (trajectory.model_dump_json() + "\n" for trajectory in trajectories))
-    _write(aside / RECORD, [record.model_dump_json(indent=1), "\n"])
+    written = _write(aside / TRAJECTORIES, (trajectory.model_dump_json() + "\n" for trajectory in trajectories))
+    covering = record.model_copy(update={"trajectories": written})
+    _write(aside / RECORD, [covering.model_dump_json(indent=1), "\n"])
     aside.rename(folder)
     return folder
 
@@ -444,10 +461,40 @@ def load_trajectories(folder: Path) -> list[Trajectory]:
         RecordError: there are none, or they cannot be read.
     """
     try:
-        lines = (folder / TRAJECTORIES).read_text(encoding="utf-8").splitlines()
-        return [Trajectory.model_validate_json(line) for line in lines]
+        with (folder / TRAJECTORIES).open(encoding="utf-8", newline="\n") as lines:
+            return [Trajectory.model_validate_json(line) for line in lines]
     except (OSError, UnicodeDecodeError, ValidationError) as error:
         raise RecordError(f"{folder} holds no trajectories: {error}") from error
+
+
+def trajectories_fault(path: Path, record: Record) -> str | None:
+    """What has become of the trajectories beside a record since it was saved.
+
+    Args:
+        path: the record's folder or file. record: what `load` read from it.
+
+    Returns:
+        A sentence; None: nothing, or the record does not cover them (`record.trajectories` is None).
+    """
+    saved = record.trajectories
+    if saved is None:
+        return None
+    file = (path if path.is_dir() else path.parent) / TRAJECTORIES
+    sha256, size = hashlib.sha256(), 0
+    try:
+        with file.open("rb") as stream:
+            while chunk := stream.read(1 << 20):
+                sha256.update(chunk)
+                size += len(chunk)
+    except FileNotFoundError:
+        return f"{file} is missing"
+    except OSError as error:
+        return f"{file} cannot be read: {error.strerror}"
+    if size < saved.size:
+        return f"{file} was truncated: {size} bytes, but the record says {saved.size}"
+    if sha256.hexdigest() != saved.sha256:
+        return f"{file} was changed: SHA-256 {sha256.hexdigest()[:16]}…, but the record says {saved.sha256[:16]}…"
+    return None
 
 
 def find(folder: Path) -> Sequence[Path]:
@@ -457,11 +504,18 @@ def find(folder: Path) -> Sequence[Path]:
     return sorted(file.parent for file in folder.glob(f"*/{RECORD}"))
 
 
-def _write(file: Path, parts: Iterable[str]) -> None:
-    with file.open("w", encoding="utf-8") as stream:
-        stream.writelines(parts)
+def _write(file: Path, parts: Iterable[str]) -> FileRecord:
+    """Writes a file through to the disk."""
+    sha256, size = hashlib.sha256(), 0
+    with file.open("wb") as stream:
+        for part in parts:
+            encoded = part.encode()
+            stream.write(encoded)
+            sha256.update(encoded)
+            size += len(encoded)
         stream.flush()
         os.fsync(stream.fileno())
+    return FileRecord(sha256=sha256.hexdigest(), size=size)
 
 
 def _installed(package: str) -> str | None:

@@ -1,6 +1,7 @@
 """The command, as a user runs it."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ def leaderboard(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "turngym_leaderboard.cli", *arguments],
         capture_output=True,
         text=True,
-        env={"PATH": "/usr/bin:/bin", "COLUMNS": "140"},
+        env={"PATH": "/usr/bin:/bin", "COLUMNS": "140", "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
     )
 
 
@@ -35,6 +36,14 @@ def test_evaluate_show_and_verify(server, tmp_path):
     verified = leaderboard("verify", str(folder), "--server", server)
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert "24 episodes were played again" in verified.stdout
+    assert "trajectories.jsonl is as it was saved" in verified.stdout
+
+    trajectories = folder / records.TRAJECTORIES
+    trajectories.write_bytes(trajectories.read_bytes()[:-1])
+    cut = leaderboard("verify", str(folder / records.RECORD), "--server", server)
+    assert cut.returncode == 1
+    assert f"{trajectories} was truncated" in cut.stdout
+    assert "1 difference over 24 episodes" in cut.stdout
 
     text = (folder / records.RECORD).read_text().replace(kept.rows[1].episodes[0].digest, "00" * 32)
     (folder / records.RECORD).write_text(text)

@@ -1,6 +1,7 @@
 """Evaluations against a real server: what is played, whose fault is whose, what is kept, and whether it stands."""
 
 import dataclasses
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -267,9 +268,48 @@ def test_a_record_is_kept_whole_and_read_back(evaluation, tmp_path):
     folder = records.save(evaluation.record, evaluation.trajectories, tmp_path / "runs")
     assert [file.name for file in (tmp_path / "runs").iterdir()] == [folder.name]
     assert records.find(tmp_path / "runs") == records.find(folder) == [folder]
-    assert records.load(folder) == records.load(folder / records.RECORD) == evaluation.record
+    kept = records.load(folder)
+    assert kept == records.load(folder / records.RECORD)
+    assert kept.trajectories.size == (folder / records.TRAJECTORIES).stat().st_size
+    assert kept.model_copy(update={"trajectories": None}) == evaluation.record
     assert tuple(records.load_trajectories(folder)) == evaluation.trajectories
     assert evaluation.record.code.packages["turngym"]
+
+
+def test_texts_that_hold_line_separators_are_read_back(evaluation, tmp_path):
+    odd = evaluation.trajectories[0].model_copy(update={"last_observation": "a\u2028b\x85c\rd\ne"})
+    folder = records.save(evaluation.record, [odd, odd], tmp_path)
+    assert records.load_trajectories(folder) == [odd, odd]
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (lambda file: file.unlink(), "is missing"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-3]), "was truncated: "),
+        (lambda file: file.write_bytes(file.read_bytes().replace(b"Up", b"up", 1)), "was changed: SHA-256 "),
+        (lambda file: file.write_bytes(file.read_bytes() + b"\n"), "was changed: SHA-256 "),
+    ],
+)
+def test_trajectories_are_covered_by_their_record(evaluation, tmp_path, harm, told):
+    folder = records.save(evaluation.record, evaluation.trajectories, tmp_path)
+    record = records.load(folder)
+    assert records.trajectories_fault(folder, record) is None
+    assert records.trajectories_fault(folder / records.RECORD, record) is None
+    harm(folder / records.TRAJECTORIES)
+    assert told in records.trajectories_fault(folder, record)
+    assert told in records.trajectories_fault(folder / records.RECORD, record)
+
+
+def test_a_record_from_before_trajectories_were_covered_still_loads(evaluation, tmp_path):
+    folder = records.save(evaluation.record, evaluation.trajectories, tmp_path)
+    tree = json.loads((folder / records.RECORD).read_text())
+    del tree["trajectories"]
+    (folder / records.RECORD).write_text(json.dumps(tree))
+    (folder / records.TRAJECTORIES).write_text("")
+    record = records.load(folder)
+    assert record.trajectories is None
+    assert records.trajectories_fault(folder, record) is None
 
 
 def test_a_folder_without_a_record_is_an_error(tmp_path):
