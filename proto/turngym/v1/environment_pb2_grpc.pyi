@@ -28,6 +28,35 @@ and one of these reasons:
   DRAINING              UNAVAILABLE          the server is shutting down; resume by replay on another
   ENVIRONMENT_FAILED    INTERNAL             the environment raised; never replayed: the failure is the result
   STEP_DEADLINE         DEADLINE_EXCEEDED    the turn ran past step_deadline_seconds; the failure is the result
+The status of a whole call travels as google.rpc.Status in the trailing metadata "grpc-status-details-bin".
+
+Metadata "turngym-client" names the client that calls, by 16 random bytes in hex; request ids are told apart by it.
+A server also answers grpc.health.v1.Health, for "" and for "turngym.v1.EnvironmentService".
+
+Bytes that every server makes alike. H is SHA-256, numbers are little-endian, f64 is IEEE 754, ‖ joins bytes, and
+text(s) is the length of the UTF-8 of s as u32, then that UTF-8.
+
+Canonical JSON: keys sorted by code point; no white space; in strings only the quote, the backslash and U+0000 to
+U+001F are escaped, by JSON's two-character escapes where there is one, else by four lower-case hexadecimal digits;
+whole numbers in decimal; other numbers as Python's repr() has them: the shortest decimal that reads back as the same
+double, with ".0" where it would look whole, with an exponent of two or three digits below 1e-4 and from 1e16 on
+(1e-05, 1e+16).
+
+Digest (Transition.digest), after the reset, after turn t, and where noise changes:
+  d_0 = H(text(identity) ‖ u64 noise seed of the first segment ‖ text(observation))
+  d_t = H(d_{t-1} ‖ u32 t ‖ u32 number of actions ‖ text(action)… ‖ text(observation) ‖ f64 reward ‖
+          u8 terminated ‖ u8 truncated ‖ u8 success ‖ u8 action_valid ‖ u8 end_reason)
+  d   = H(d ‖ "noise" ‖ u32 from_step ‖ u64 noise seed)    for a fork's new noise, and each later NoiseSegment,
+                                                           before the turn from_step is played
+The actions are those that were sent, all of them. -0.0 counts as 0.0; success is 0, 1, or 2 where it is unset. The
+identity is the canonical JSON of {"environment": id, "version": …, "split_epoch": number, "split": "train",
+"validation", "held_out" or "all", "options": the resolved options as an object, "limits": {"max_turns": …,
+"max_actions": …, "max_actions_per_turn": …, "wall_seconds": a double (5.0), or null for no limit},
+"level_seed": decimal digits in a string}.
+
+Split of a world: w = H("turngym-split/" ‖ split_epoch in decimal ‖ 0x00 ‖ family ‖ 0x00 ‖ world), where the
+world's bytes are the environment's affair. The first 8 bytes of w as a big-endian number, modulo 10: 0 to 7 TRAIN,
+8 VALIDATION, 9 HELD_OUT. Started.world_id is the first 16 bytes of w in lower-case hex.
 """
 
 import abc
