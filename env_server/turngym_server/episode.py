@@ -82,7 +82,7 @@ class Episode:
         started: when wall-clock seconds are counted from.
     """
 
-    __slots__ = ("actions_run", "digest", "ended", "environment", "limits", "noise", "started", "turns_played")
+    __slots__ = ("actions_run", "digest", "end_reason", "environment", "limits", "noise", "started", "turns_played")
 
     def __init__(
         self, environment: Environment[Any], *, limits: Limits, noise: NoiseSegment, digest: bytes, started: float
@@ -94,7 +94,11 @@ class Episode:
         self.started = started
         self.turns_played = 0
         self.actions_run = 0
-        self.ended = False
+        self.end_reason = EndReason.NONE
+
+    @property
+    def ended(self) -> bool:
+        return self.end_reason is not EndReason.NONE
 
     @property
     def left(self) -> Left:
@@ -136,9 +140,8 @@ class Episode:
                 break
         assert result is not None
         self.turns_played += 1
-        end_reason = self._end_reason(result.terminated, now)
-        self.ended = end_reason is not EndReason.NONE
-        success = result.success if self.ended else None
+        self.end_reason = end_reason = self._end_reason(result.terminated, now)
+        success = result.success if end_reason else None
         self.digest = turn_digest(
             self.digest,
             step_index=self.turns_played,
@@ -182,7 +185,7 @@ class Episode:
         copy.noise = self.noise
         copy.turns_played = self.turns_played
         copy.actions_run = self.actions_run
-        copy.ended = self.ended
+        copy.end_reason = self.end_reason
         return copy
 
     def close(self) -> None:

@@ -8,7 +8,6 @@ import contextlib
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self, TypeVar
@@ -16,7 +15,6 @@ from typing import Any, Final, Self, TypeVar
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
-from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
@@ -38,6 +36,8 @@ from turngym_server.batches import (
     step_error,
     step_pending,
 )
+from turngym_server.call import Call, Context
+from turngym_server.counts import Departure, Origin, RpcCounts
 from turngym_server.digest import canonical_json, encode_actions
 from turngym_server.environment import Limits
 from turngym_server.episode import MAX_ACTION_BYTES, MAX_OBSERVATION_BYTES
@@ -70,16 +70,18 @@ SERVICE: Final = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 ITEMS_BETWEEN_YIELDS: Final = 64
 """Turns played on the event loop before others get it."""
-CALLER_KEY: Final = "turngym-client"
-"""Metadata key by which a client names itself."""
 DEFAULT_SPLITS: Final = frozenset({Split.TRAIN, Split.VALIDATION})
 MAX_PAGE: Final = 1_000
 DEFAULT_PAGE: Final = 100
 
-Context = grpc.aio.ServicerContext[Any, Any]
 ItemT = TypeVar("ItemT", bound=Message)
 
 _STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+_DEPARTURES: Final = {
+    pb.CLOSE_REASON_FINISHED: Departure.FINISHED,
+    pb.CLOSE_REASON_ABANDONED: Departure.ABANDONED,
+    pb.CLOSE_REASON_ERROR: Departure.ERROR,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +107,6 @@ class ServerConfig:
     threads: int = 64
 
 
-def caller_of(context: Context) -> str:
-    """Who calls: the id that the client chose for itself, or "" for all who chose none."""
-    for key, value in context.invocation_metadata() or ():
-        if key == CALLER_KEY:
-            return value if isinstance(value, str) else value.hex()
-    return ""
-
-
 class EnvironmentService:
     """The RPCs, over sessions and hosts. Lives on one event loop."""
 
@@ -124,6 +118,8 @@ class EnvironmentService:
         }
         self.draining = False
         self.runtime = Runtime(clock, config.threads)
+        for environment_id in self.hosts:
+            self.runtime.counts.environment(environment_id)
         self.table = SessionTable(
             max_sessions=config.max_sessions,
             max_sessions_per_caller=config.max_sessions_per_caller or config.max_sessions,
@@ -135,7 +131,7 @@ class EnvironmentService:
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a gRPC server needs to serve the RPCs."""
-        methods: dict[str, Callable[[bytes, Context], Awaitable[bytes]]] = {
+        methods: dict[str, Callable[[bytes, Call], Awaitable[bytes]]] = {
             "GetServer": self.get_server,
             "ListEnvironments": self.list_environments,
             "GetEnvironment": self.get_environment,
@@ -148,12 +144,15 @@ class EnvironmentService:
         }
         return grpc.method_handlers_generic_handler(
             SERVICE,
-            {name: grpc.unary_unary_rpc_method_handler(_guarded(name, method)) for name, method in methods.items()},
+            {
+                name: grpc.unary_unary_rpc_method_handler(_guarded(name, method, self.runtime.counts.rpc(name)))
+                for name, method in methods.items()
+            },
         )
 
     # What is served
 
-    async def get_server(self, data: bytes, context: Context) -> bytes:
+    async def get_server(self, data: bytes, call: Call) -> bytes:
         pb.GetServerRequest.FromString(data)
         offered = {
             split for host in self.hosts.values() for split in host.splits(host.resolve_options("").json, self._splits)
@@ -170,7 +169,7 @@ class EnvironmentService:
             max_message_bytes=MAX_MESSAGE_BYTES,
         ).SerializeToString()
 
-    async def list_environments(self, data: bytes, context: Context) -> bytes:
+    async def list_environments(self, data: bytes, call: Call) -> bytes:
         request = pb.ListEnvironmentsRequest.FromString(data)
         size = request.page_size or DEFAULT_PAGE
         if size > MAX_PAGE:
@@ -185,7 +184,7 @@ class EnvironmentService:
             next_page_token=page[-1].id if len(left) > size else "",
         ).SerializeToString()
 
-    async def get_environment(self, data: bytes, context: Context) -> bytes:
+    async def get_environment(self, data: bytes, call: Call) -> bytes:
         request = pb.GetEnvironmentRequest.FromString(data)
         host = find_host(self.hosts, request.environment_id)
         spec = host.spec
@@ -215,7 +214,7 @@ class EnvironmentService:
 
     # Sessions that begin
 
-    async def reset(self, data: bytes, context: Context) -> bytes:
+    async def reset(self, data: bytes, call: Call) -> bytes:
         request, items = decode(pb.ResetRequest, pb.ResetItem, data)
         waiting = wait_seconds(request.max_wait_seconds)
 
@@ -223,9 +222,9 @@ class EnvironmentService:
             host, plan = read_reset(item, self.hosts, self._splits)
             return lambda caller: self._start(caller, host, plan, request.want_legal_actions)
 
-        return await self._begin("Reset", items, context, prepare, waiting, request.want_legal_actions)
+        return await self._begin(items, call, prepare, waiting, request.want_legal_actions)
 
-    async def fork(self, data: bytes, context: Context) -> bytes:
+    async def fork(self, data: bytes, call: Call) -> bytes:
         request, items = decode(pb.ForkRequest, pb.ForkItem, data)
 
         def prepare(item: pb.ForkItem) -> Callable[[str], Awaitable[Session]]:
@@ -238,13 +237,12 @@ class EnvironmentService:
 
             return copy
 
-        return await self._begin("Fork", items, context, prepare, wait_seconds(0), request.want_legal_actions)
+        return await self._begin(items, call, prepare, wait_seconds(0), request.want_legal_actions)
 
     async def _begin(
         self,
-        rpc: str,
         items: Sequence[ItemT | Undecodable],
-        context: Context,
+        call: Call,
         prepare: Callable[[Any], Callable[[str], Awaitable[Session]]],
         waiting: float,
         want_legal: bool,
@@ -254,8 +252,8 @@ class EnvironmentService:
         Args:
             prepare: checks an item and returns what makes its session for a caller.
         """
-        caller = caller_of(context)
-        report = _Report(rpc, caller, len(items))
+        caller = call.caller
+        call.items = len(items)
         outcomes: list[bytes | None] = [None] * len(items)
         known: dict[int, Creation] = {}
         new: dict[int, tuple[Any, Callable[[str], Awaitable[Session]]]] = {}
@@ -272,7 +270,7 @@ class EnvironmentService:
                 else:
                     new[position] = (item, prepare(item))
             except ItemError as error:
-                outcomes[position] = reset_error(request_id, report.failed(error))
+                outcomes[position] = reset_error(request_id, call.failed(error))
         if new:
             self._admit(caller, len(new))
         for position, (item, make) in new.items():
@@ -280,14 +278,13 @@ class EnvironmentService:
             creation.task = self.runtime.spawn(self._make(creation, make))
             known[position] = creation
         tasks = {
-            position: self.runtime.spawn(self._reset_outcome(creation, want_legal, report))
+            position: self.runtime.spawn(self._reset_outcome(creation, want_legal, call))
             for position, creation in known.items()
         }
         if tasks:
             await asyncio.wait(tasks.values(), timeout=waiting)
         for position, task in tasks.items():
             outcomes[position] = task.result() if task.done() else None
-        report.write()
         return reply(
             outcomes, lambda position: pb.ResetOutcome(request_id=request_id_of(items[position]), pending=pb.Pending())
         )
@@ -353,8 +350,11 @@ class EnvironmentService:
                 session.release()
 
         deadline = spec.step_deadline * (1 + len(plan.turns))
+        counts = self.runtime.counts.environment(spec.id)
+        origin = Origin.RESUME if plan.turns else Origin.RESET
+        began = time.perf_counter()
         try:
-            return await self.runtime.threads(spec).run(work, deadline, late=release)
+            session = await self.runtime.threads(spec).run(work, deadline, late=release)
         except ItemError:
             raise
         except Overrun:
@@ -367,13 +367,17 @@ class EnvironmentService:
             raise ItemError(
                 Reason.ENVIRONMENT_FAILED, f"{spec.id} failed in a reset: {type(error).__name__}: {error}"
             ) from error
+        finally:
+            counts.reset_seconds[origin].add(time.perf_counter() - began)
+        counts.started[plan.split, origin] += 1
+        return session
 
-    async def _reset_outcome(self, creation: Creation, want_legal: bool, report: "_Report") -> bytes:
+    async def _reset_outcome(self, creation: Creation, want_legal: bool, call: Call) -> bytes:
         """The serialised ResetOutcome of a creation, once it is made."""
         await asyncio.wait({creation.task})
         made = creation.task.result()
         if isinstance(made, ItemError):
-            return reset_error(creation.request_id, report.failed(made))
+            return reset_error(creation.request_id, call.failed(made))
         started = made.started()
         started.lease_seconds = self.table.lease_seconds
         if want_legal and not creation.ended and (legal := await made.legal_actions(made.start_index)) is not None:
@@ -382,11 +386,11 @@ class EnvironmentService:
 
     # Turns
 
-    async def step(self, data: bytes, context: Context) -> bytes:
+    async def step(self, data: bytes, call: Call) -> bytes:
         request, items = decode(pb.StepRequest, pb.StepItem, data)
         waiting = wait_seconds(request.max_wait_seconds)
         want_legal = request.want_legal_actions
-        report = _Report("Step", "", len(items))
+        call.items = len(items)
         find = self.table.find
         outcomes: list[bytes | None] = [None] * len(items)
         running: dict[int, tuple[bytes, int, asyncio.Task[bytes]]] = {}
@@ -405,58 +409,56 @@ class EnvironmentService:
                 else:
                     running[position] = session.wire_id, step_index, outcome
             except ItemError as error:
-                outcomes[position] = step_error(items[position], report.failed(error))
+                outcomes[position] = step_error(items[position], call.failed(error))
         if running:
             tasks = [task for _, _, task in running.values()]
             await first_then_stragglers(tasks, len(running) < len(items), waiting)
             for position, (wire_id, step_index, task) in running.items():
                 if task.done():
                     outcomes[position] = messages.step_outcome(wire_id, step_index, task.result())
-        if report.failures:
-            report.caller = caller_of(context)
-            report.write()
         return reply(outcomes, lambda position: step_pending(items[position]))
 
-    async def advise(self, data: bytes, context: Context) -> bytes:
+    async def advise(self, data: bytes, call: Call) -> bytes:
         _, items = decode(pb.AdviseRequest, pb.AdviseItem, data)
-        report = _Report("Advise", caller_of(context), len(items))
-        tasks = [self.runtime.spawn(self._advice(item, report)) for item in items]
+        call.items = len(items)
+        tasks = [self.runtime.spawn(self._advice(item, call)) for item in items]
         await asyncio.wait(tasks)
-        report.write()
         return b"".join(wire.bytes_field(wire.ITEMS_FIELD, task.result()) for task in tasks)
 
-    async def _advice(self, item: pb.AdviseItem | Undecodable, report: "_Report") -> bytes:
+    async def _advice(self, item: pb.AdviseItem | Undecodable, call: Call) -> bytes:
         """A serialised AdviseOutcome."""
         try:
             item = decoded(item)
             advice = await self.table.find(item.session_id).advise()
         except ItemError as error:
-            return pb.AdviseOutcome(session_id=session_id_of(item), error=report.failed(error)).SerializeToString()
+            return pb.AdviseOutcome(session_id=session_id_of(item), error=call.failed(error)).SerializeToString()
         return pb.AdviseOutcome(session_id=item.session_id, advice=advice).SerializeToString()
 
     # Leases
 
-    async def keep_alive(self, data: bytes, context: Context) -> bytes:
+    async def keep_alive(self, data: bytes, call: Call) -> bytes:
         _, session_ids = decode_ids(pb.KeepAliveRequest, data)
-        report = _Report("KeepAlive", caller_of(context), len(session_ids))
+        call.items = len(session_ids)
         outcomes: list[pb.KeepAliveOutcome] = []
         for session_id in session_ids:
             try:
                 self.table.find(session_id)
                 outcome = pb.KeepAliveOutcome(session_id=session_id, lease_seconds=self.table.lease_seconds)
             except ItemError as error:
-                outcome = pb.KeepAliveOutcome(session_id=session_id, error=report.failed(error))
+                outcome = pb.KeepAliveOutcome(session_id=session_id, error=call.failed(error))
             outcomes.append(outcome)
-        report.write()
         return pb.KeepAliveResponse(outcomes=outcomes).SerializeToString()
 
-    async def close(self, data: bytes, context: Context) -> bytes:
+    async def close(self, data: bytes, call: Call) -> bytes:
         request, session_ids = decode_ids(pb.CloseRequest, data)
+        call.items = len(session_ids)
+        departure = _DEPARTURES.get(request.reason, Departure.CLOSED)
         outcomes = [
-            pb.CloseOutcome(session_id=session_id, closed=self.table.close(session_id)) for session_id in session_ids
+            pb.CloseOutcome(session_id=session_id, closed=self.table.close(session_id, departure))
+            for session_id in session_ids
         ]
-        if request.reason == pb.CLOSE_REASON_ERROR:
-            log.info("caller %r closed %d sessions because it failed", caller_of(context), len(outcomes))
+        if departure is Departure.ERROR:
+            log.info("caller %r closed %d sessions because it failed", call.caller, len(outcomes))
         return pb.CloseResponse(outcomes=outcomes).SerializeToString()
 
 
@@ -557,50 +559,29 @@ class Server:
             self.service.table.sweep()
 
 
-class _Report:
-    """What failed in one call, for one line in the log."""
-
-    __slots__ = ("caller", "failures", "first", "items", "rpc")
-
-    def __init__(self, rpc: str, caller: str, items: int) -> None:
-        self.rpc = rpc
-        self.caller = caller
-        self.items = items
-        self.first = ""
-        self.failures: Counter[str] = Counter()
-
-    def failed(self, error: ItemError) -> status_pb2.Status:
-        self.failures[error.reason.value] += 1
-        self.first = self.first or error.message
-        return error.status()
-
-    def write(self) -> None:
-        if self.failures:
-            reasons = ", ".join(f"{reason} ({count})" for reason, count in self.failures.items())
-            log.info(
-                "%s by %r: %d of %d items failed: %s; first: %s",
-                self.rpc,
-                self.caller,
-                self.failures.total(),
-                self.items,
-                reasons,
-                self.first,
-            )
-
-
 def _guarded(
-    rpc: str, method: Callable[[bytes, Context], Awaitable[bytes]]
+    rpc: str, method: Callable[[bytes, Call], Awaitable[bytes]], counts: RpcCounts
 ) -> Callable[[bytes, Context], Awaitable[bytes]]:
-    """The method, its ItemErrors turned into the status of the whole call."""
+    """The method, counted, its ItemErrors turned into the status of the whole call."""
 
-    async def call(data: bytes, context: Context) -> bytes:
+    async def answer(data: bytes, context: Context) -> bytes:
+        call = Call(rpc, context)
+        began = time.perf_counter()
         try:
-            return await method(data, context)
+            return await method(data, call)
         except ItemError as error:
             refusal = error
         except DecodeError as error:
             refusal = ItemError(Reason.INVALID_ITEM, f"the request is no valid message: {error}")
-        log.info("%s by %r refused: %s: %s", rpc, caller_of(context), refusal.reason.value, refusal.message)
+        finally:
+            counts.seconds.add(time.perf_counter() - began)
+            if call.items:
+                counts.items.add(call.items)
+            if call.failures:
+                counts.item_errors.update(call.failures)
+                _log_failures(call)
+        counts.refusals[refusal.reason] += 1
+        log.info("%s by %r refused: %s: %s", rpc, call.caller, refusal.reason.value, refusal.message)
         status = refusal.status()
         return await context.abort(
             _STATUS_CODES[status.code],
@@ -608,7 +589,20 @@ def _guarded(
             (("grpc-status-details-bin", status.SerializeToString()),),
         )
 
-    return call
+    return answer
+
+
+def _log_failures(call: Call) -> None:
+    """One line about all items of a call that failed."""
+    log.info(
+        "%s by %r: %d of %d items failed: %s; first: %s",
+        call.rpc,
+        call.caller,
+        call.failures.total(),
+        call.items,
+        ", ".join(f"{reason.value} ({count})" for reason, count in call.failures.items()),
+        call.first and call.first.message,
+    )
 
 
 def _fork_noise(item: pb.ForkItem) -> int | None:

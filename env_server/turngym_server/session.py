@@ -7,12 +7,14 @@ nothing of leases, request ids or gRPC.
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server import messages
+from turngym_server.counts import Counts, Origin
 from turngym_server.digest import encode_actions
 from turngym_server.environment import Environment, EnvironmentSpec
 from turngym_server.episode import Episode, NoiseSegment
@@ -37,10 +39,11 @@ and keep the event loop from it; two, so that one slow oracle does not hold up e
 
 
 class Runtime:
-    """What the sessions of one server share: a clock, threads, and tasks that no RPC owns."""
+    """What the sessions of one server share: a clock, counts, threads, and tasks that no RPC owns."""
 
     def __init__(self, clock: Callable[[], float], threads: int) -> None:
         self.clock = clock
+        self.counts = Counts()
         self._threads = Threads(threads)
         self._interpreter_threads = Threads(INTERPRETER_THREADS)
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -102,6 +105,7 @@ class Session:
         "_result",
         "_running",
         "_runtime",
+        "counts",
         "episode",
         "failed",
         "identity",
@@ -125,6 +129,7 @@ class Session:
     ) -> None:
         self.identity = identity
         self.episode = episode
+        self.counts = runtime.counts.environment(identity.host.spec.id)
         self.failed = False
         self.step_index = episode.turns_played
         self.start_index = episode.turns_played
@@ -201,10 +206,12 @@ class Session:
             )
 
     def _play_inline(self, actions: Sequence[str], encoded: bytes, want_legal: bool) -> bytes:
+        actions_before = self.episode.actions_run
         try:
             self._result = self._play(actions, encoded)
         except (*ENVIRONMENT_ERRORS, asyncio.CancelledError) as error:  # Nothing is awaited here.
             return self._fail(self._environment_failed(error))
+        self._count_turn(actions_before)
         self._legal = self._list_legal() if want_legal else None
         return self._with_legal(self._result, self._legal)
 
@@ -220,11 +227,17 @@ class Session:
         try:
             if self._inline:
                 return self._play_inline(actions, encoded, want_legal)
-            self._result, self._legal = await self._runtime.threads(self.identity.host.spec).run(
-                lambda: (self._play(actions, encoded), self._list_legal() if want_legal else None),
-                self.identity.host.spec.step_deadline,
-                late=release,
-            )
+            actions_before = self.episode.actions_run
+            began = time.perf_counter()
+            try:
+                self._result, self._legal = await self._runtime.threads(self.identity.host.spec).run(
+                    lambda: (self._play(actions, encoded), self._list_legal() if want_legal else None),
+                    self.identity.host.spec.step_deadline,
+                    late=release,
+                )
+            finally:
+                self.counts.turn_seconds.add(time.perf_counter() - began)
+            self._count_turn(actions_before)
             return self._with_legal(self._result, self._legal)
         except Overrun:
             release = _keep
@@ -239,8 +252,17 @@ class Session:
         turn = self.episode.play(actions, self._runtime.clock(), encoded)
         return messages.transition_field(messages.transition(turn).SerializeToString())
 
+    def _count_turn(self, actions_before: int) -> None:
+        """Counts a turn that has been played, on the event loop."""
+        episode = self.episode
+        self.counts.turns += 1
+        self.counts.actions += episode.actions_run - actions_before
+        if episode.end_reason:
+            self.counts.ended[episode.end_reason] += 1
+
     def _fail(self, error: ItemError) -> bytes:
         """Makes `error` the last turn's result, and the end of the episode."""
+        self.counts.failed[error.reason] += 1
         self._result = messages.error_field(error.status())
         self.failed = True
         return self._result
@@ -349,7 +371,9 @@ class Session:
         if noise_seed is not None:
             episode.change_noise(noise_seed)
             state.digest = episode.digest
-        return Session(identity, episode, self._runtime, state=state.SerializeToString(), last_actions=fingerprint)
+        copy = Session(identity, episode, self._runtime, state=state.SerializeToString(), last_actions=fingerprint)
+        self.counts.started[identity.split, Origin.FORK] += 1
+        return copy
 
     async def advise(self) -> pb.Advice:
         """What the oracle would do now.

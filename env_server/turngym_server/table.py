@@ -6,10 +6,11 @@ Runs on the event loop, on a clock that is handed in. Knows nothing of what a se
 import asyncio
 import secrets
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from turngym_server.counts import Departure
 from turngym_server.errors import ItemError, Reason
 from turngym_server.session import Session
 
@@ -68,6 +69,13 @@ class SessionTable:
         self._creations: dict[tuple[str, bytes], Creation] = {}
         self._held: Counter[str] = Counter()
         self._forget: deque[tuple[float, Creation]] = deque()
+
+    @property
+    def living(self) -> Iterator[Session]:
+        """Sessions that are there. May be asked for in any thread."""
+        for creation in list(self._sessions.values()):
+            if creation.session is not None and not creation.ended:
+                yield creation.session
 
     @property
     def held(self) -> int:
@@ -157,13 +165,14 @@ class SessionTable:
         """Renews a lease."""
         session.lease_end = self._clock() + self.lease_seconds
 
-    def close(self, session_id: str) -> bool:
+    def close(self, session_id: str, departure: Departure = Departure.CLOSED) -> bool:
         """Ends a session. False: it was not there any more."""
         creation = self._sessions.get(session_id)
         if creation is None or creation.ended or creation.session is None:
             return False
         self._end(creation)
         creation.session.release()
+        creation.session.counts.departed[departure] += 1
         return True
 
     def sweep(self) -> None:
@@ -182,7 +191,7 @@ class SessionTable:
     def close_all(self) -> None:
         """Ends every session."""
         for session_id in list(self._sessions):
-            self.close(session_id)
+            self.close(session_id, Departure.SHUTDOWN)
 
     def _expire(self, creation: Creation, session: Session) -> None:
         if session.running:
@@ -191,6 +200,7 @@ class SessionTable:
         creation.expired = True
         self._end(creation)
         session.release()
+        session.counts.departed[Departure.EXPIRED] += 1
 
     def _end(self, creation: Creation) -> None:
         creation.ended = True
