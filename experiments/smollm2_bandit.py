@@ -40,7 +40,7 @@ SETTINGS = [
     "rollout.max_response_tokens=48",
     "update.learning_rate=1e-6",
     "update.minibatch_episodes=8",
-    "update.microbatch_tokens=2048",
+    "update.microbatch_tokens=1024",
     "advantage.kind=grpo",
     "validation.split=all",
     "validation.every=1",
@@ -48,9 +48,9 @@ SETTINGS = [
     "warm_start.episodes=64",
     "warm_start.detours=0.0",
     "warm_start.learning_rate=3e-5",
-    "warm_start.batch_rows=8",
-    "warm_start.max_steps=40",
-    "warm_start.check_every=20",
+    "warm_start.batch_rows=4",
+    "warm_start.max_steps=30",
+    "warm_start.check_every=10",
     "warm_start.check_episodes=32",
     "warm_start.target_success=1.0",
     "run.iterations=1",
@@ -79,7 +79,7 @@ def run(folder: Path, address: str, log: list[str]) -> dict[str, object]:
         settings=[*settings, f"policy.model={warm.folder}", f"run.folder={folder / 'run'}"],
     )
     train(trained)
-    iteration = dict(next(iter(read_metrics(folder / "run" / "metrics.jsonl"))))
+    iteration = dict(next(iter(read_metrics(folder / "run"))))
     say(f"one iteration of StarPO-S with its validation: {time.perf_counter() - began:.0f} s")
     after = warm.checks[-1].valid_format
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
