@@ -48,6 +48,17 @@ def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
         assert not forbidden, f"{file.relative_to(ROOT)} imports {sorted(forbidden)}; {package} may not"
 
 
+def test_the_conformance_kit_knows_servers_by_their_replies_alone() -> None:
+    files = sorted((SOURCES["turngym_server"] / "conformance").glob("*.py"))
+    assert files
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("turngym_server"):
+                assert (node.module or "").startswith("turngym_server.conformance"), (
+                    f"{file.name} imports {node.module}"
+                )
+
+
 @pytest.mark.parametrize(
     ("module", "unwanted"),
     [

@@ -824,7 +824,7 @@ class ResetRequest(google.protobuf.message.Message):
     MAX_WAIT_SECONDS_FIELD_NUMBER: builtins.int
     WANT_LEGAL_ACTIONS_FIELD_NUMBER: builtins.int
     max_wait_seconds: builtins.float
-    """Answer after this long with the rest pending; 0: the server's own limit. Never < 0."""
+    """Answer after this long with the rest pending; 0: the server's own limit. Finite, >= 0."""
     want_legal_actions: builtins.bool
     @property
     def items(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ResetItem]: ...
