@@ -61,6 +61,13 @@ def serve(
     grace_seconds: Annotated[
         float, typer.Option(min=0.0, help="How long running turns may take after SIGTERM.")
     ] = _DEFAULTS.grace_seconds,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65_535, help="Port of /metrics for Prometheus; 0 takes a free one and prints it."),
+    ] = _DEFAULTS.metrics_port,
+    metrics_host: Annotated[
+        str, typer.Option(help="Address of /metrics, which anybody who reaches it may read.")
+    ] = _DEFAULTS.metrics_host,
     log_level: Annotated[
         LogLevel, typer.Option(help="What goes to stderr; info names every item that was refused.")
     ] = LogLevel.WARNING,
@@ -87,6 +94,8 @@ def serve(
         max_sessions_per_caller=max_sessions_per_caller,
         lease_seconds=lease_seconds,
         grace_seconds=grace_seconds,
+        metrics_host=metrics_host,
+        metrics_port=metrics_port,
     )
     hosts = [EnvironmentHost(spec, given[spec.id]) for spec in specs]
     logging.basicConfig(
@@ -104,6 +113,8 @@ async def run(server: Server) -> None:
         loop.add_signal_handler(number, told.set)
     ids = ", ".join(server.service.hosts)
     print(f"env_server {turngym.__version__} listening on {server.address} serving {ids}", flush=True)
+    if server.metrics_url:
+        print(f"env_server {turngym.__version__} metrics at {server.metrics_url}", flush=True)
     await told.wait()
     told.clear()
     draining = loop.create_task(server.drain())

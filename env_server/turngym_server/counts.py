@@ -93,7 +93,8 @@ class RpcCounts:
     Attributes:
         seconds: of each call, refused ones included.
         items: of each call of a batched RPC that could be read.
-        item_errors: items that failed, whenever a caller was told so. refusals: calls that failed as a whole.
+        item_errors: items that failed, each time a caller was told so; turns that failed once, when they were played.
+        refusals: calls that failed as a whole.
     """
 
     __slots__ = ("item_errors", "items", "refusals", "seconds")

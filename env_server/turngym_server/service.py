@@ -8,7 +8,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self, TypeVar
 
@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
+from prometheus_client.core import Metric
 
 import turngym
 from turngym.v1 import environment_pb2 as pb
@@ -43,6 +44,7 @@ from turngym_server.environment import Limits
 from turngym_server.episode import MAX_ACTION_BYTES, MAX_OBSERVATION_BYTES
 from turngym_server.errors import ItemError, Reason
 from turngym_server.host import EnvironmentHost, Plan
+from turngym_server.metrics import MetricsEndpoint, families
 from turngym_server.requests import (
     check_request_id,
     find_host,
@@ -95,6 +97,7 @@ class ServerConfig:
         lease_seconds: a session untouched for so long is dropped.
         grace_seconds: how long a draining server waits for running turns.
         threads: turns of environments that are not inline, played at once.
+        metrics_port: where Prometheus finds /metrics; 0 takes a free one; None: nowhere. metrics_host: its address.
     """
 
     host: str = "127.0.0.1"
@@ -105,6 +108,8 @@ class ServerConfig:
     lease_seconds: float = 600.0
     grace_seconds: float = 10.0
     threads: int = 64
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
 
 
 class EnvironmentService:
@@ -128,6 +133,11 @@ class EnvironmentService:
             tag=secrets.token_hex(4),
         )
         self._splits = frozenset(config.splits)
+
+    async def metrics(self) -> Iterable[Metric]:
+        """All that Prometheus is told."""
+        versions = {host.spec.id: host.spec.version for host in self.hosts.values()}
+        return families(self.runtime.counts, self.table, versions)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a gRPC server needs to serve the RPCs."""
@@ -485,6 +495,12 @@ class Server:
         self._clock = clock
         self.config = config or ServerConfig()
         self.port = 0
+        self._metrics: MetricsEndpoint | None = None
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where it tells what it counts; None where it does not."""
+        return self._metrics and self._metrics.url
 
     @property
     def address(self) -> str:
@@ -511,6 +527,8 @@ class Server:
             self.port = self._server.add_insecure_port(f"{host}:{self.config.port}")
         except RuntimeError as error:
             raise OSError(f"cannot listen on {host}:{self.config.port}: {error}") from error
+        if self.config.metrics_port is not None:
+            self._metrics = MetricsEndpoint(self.config.metrics_host, self.config.metrics_port, self.service.metrics)
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
@@ -540,6 +558,8 @@ class Server:
         if self.service.runtime.tasks:
             await asyncio.wait(set(self.service.runtime.tasks))
         self.service.runtime.close()
+        if self._metrics is not None:
+            await self._metrics.close()
 
     async def __aenter__(self) -> Self:
         await self.start()

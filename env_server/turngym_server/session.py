@@ -263,6 +263,7 @@ class Session:
     def _fail(self, error: ItemError) -> bytes:
         """Makes `error` the last turn's result, and the end of the episode."""
         self.counts.failed[error.reason] += 1
+        self._runtime.counts.rpc("Step").item_errors[error.reason] += 1
         self._result = messages.error_field(error.status())
         self.failed = True
         return self._result
