@@ -390,8 +390,12 @@ class EnvironmentService:
             return reset_error(creation.request_id, call.failed(made))
         started = made.started()
         started.lease_seconds = self.table.lease_seconds
-        if want_legal and not creation.ended and (legal := await made.legal_actions(made.start_index)) is not None:
-            started.state.legal_actions.CopyFrom(legal)
+        if want_legal:
+            # The environment of an ended session is freed; what it had listed by then is still the answer.
+            index = made.start_index
+            legal = made.listed_actions(index) if creation.ended else await made.legal_actions(index)
+            if legal is not None:
+                started.state.legal_actions.CopyFrom(legal)
         return pb.ResetOutcome(request_id=creation.request_id, started=started).SerializeToString()
 
     # Turns

@@ -310,6 +310,10 @@ class Session:
                 )
             except ItemError:
                 return None
+        return self.listed_actions(step_index)
+
+    def listed_actions(self, step_index: int) -> pb.LegalActions | None:
+        """Legal actions after turn `step_index`, where they have been listed; None once the episode has gone on."""
         return self._legal if self.step_index == step_index else None
 
     def _keep_legal(self, step_index: int) -> None:

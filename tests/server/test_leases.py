@@ -158,6 +158,19 @@ async def test_a_request_id_is_remembered_until_60_seconds_after_the_end():
         assert again.state == started.state
 
 
+async def test_a_retry_after_the_lease_still_gives_the_legal_actions():
+    # The first reply was lost, and the caller slept past the lease.
+    clock = Clock()
+    request = pb.ResetRequest(items=[reset_item()], want_legal_actions=True)
+    async with serving(DICE, clock=clock, lease_seconds=10.0) as (stub, _):
+        first = await stub.Reset(request)
+        assert first.outcomes[0].started.state.legal_actions.actions == ["roll", "slow", "stop"]
+        clock.now += 20
+        session_id = first.outcomes[0].started.session_id
+        assert reason(await step(stub, session_id, 1, "roll")) == "SESSION_EXPIRED"
+        assert await stub.Reset(request) == first
+
+
 async def test_nothing_is_left_of_abandoned_sessions():
     clock = Clock()
     async with serving(DICE, clock=clock, lease_seconds=10) as (stub, server):
