@@ -6,12 +6,11 @@ from google.protobuf.message import Message
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.conformance import expect
-from turngym_server.conformance.probe import Probe, new_request_id
+from turngym_server.conformance.probe import UNKNOWN_SESSION, Probe, new_request_id
 from turngym_server.conformance.rule import Violation, rule, server_rule
 
 BAD_UTF8 = b"\xed\xa0\x80"
 """A lone surrogate, which UTF-8 does not have."""
-UNKNOWN = "nobody.knows-this-session"
 MOST_ITEMS = 64
 
 
@@ -69,7 +68,7 @@ def steps_in_order(probe: Probe) -> None:
     first, second, third = probe.start_items([probe.item(limits=probe.roomy_limits()) for _ in range(3)])
     items = [
         third.item(third.an_action()),
-        pb.StepItem(session_id=UNKNOWN, step_index=5, actions=["a"]),
+        pb.StepItem(session_id=UNKNOWN_SESSION, step_index=5, actions=["a"]),
         first.item(first.an_action()),
         second.item("a", step_index=7),
         pb.StepItem(step_index=1, actions=["a"]),
@@ -97,7 +96,7 @@ def forks_in_order(probe: Probe) -> None:
     episode = probe.live()
     items = [
         episode.fork_item(),
-        pb.ForkItem(request_id=new_request_id(), session_id=UNKNOWN, same_noise=True),
+        pb.ForkItem(request_id=new_request_id(), session_id=UNKNOWN_SESSION, same_noise=True),
         episode.fork_item(step_index=9),
         episode.fork_item(),
     ]
@@ -113,7 +112,7 @@ def forks_in_order(probe: Probe) -> None:
 def others_in_order(probe: Probe) -> None:
     """Advise, KeepAlive, Close: outcomes must come in the order of the items, ids echoed, each failing alone."""
     first, second = probe.start_items([probe.item(), probe.item()])
-    ids = [second.session_id, UNKNOWN, first.session_id]
+    ids = [second.session_id, UNKNOWN_SESSION, first.session_id]
     request = pb.AdviseRequest(items=[pb.AdviseItem(session_id=each) for each in ids])
     advised = expect.one_each(probe.connection.advise(request).outcomes, ids)
     kept = expect.one_each(probe.connection.keep_alive(ids).outcomes, ids)
@@ -134,12 +133,13 @@ def undecodable_step(probe: Probe) -> None:
     size = _batch_size(probe)
     episodes = probe.start_items([probe.item() for _ in range(size - 1)])
     items = [episode.item(episode.an_action()).SerializeToString() for episode in episodes]
-    bad = pb.StepItem(session_id=UNKNOWN, step_index=1).SerializeToString() + _bad_text(3)
+    bad = pb.StepItem(session_id=UNKNOWN_SESSION, step_index=1).SerializeToString() + _bad_text(3)
     place = size // 2
     items.insert(place, bad)
     outcomes = expect.one_each(probe.connection.raw("Step", items_field(*items), pb.StepResponse).outcomes, items)
     expect.refused(outcomes[place], "INVALID_ITEM")
-    expect.same((outcomes[place].session_id, outcomes[place].step_index), (UNKNOWN, 1), "the ids of the bad item")
+    ids = (outcomes[place].session_id, outcomes[place].step_index)
+    expect.same(ids, (UNKNOWN_SESSION, 1), "the ids of the bad item")
     for outcome in (*outcomes[:place], *outcomes[place + 1 :]):
         if not outcome.HasField("pending"):
             expect.transition(outcome)
@@ -183,25 +183,23 @@ def empty_batches(probe: Probe) -> None:
         ("Close", lambda: connection.close([])),
     )
     for rpc, call in calls:
-        try:
+        with expect.case(rpc):
             expect.call_refused(call, "INVALID_ITEM")
-        except Violation as violation:
-            raise Violation(f"{rpc}: {violation}") from violation
 
 
 @server_rule
 def batches_that_are_too_large(probe: Probe) -> None:
     """Batches: a call of more than max_batch_items items must be refused with INVALID_ARGUMENT."""
     size = probe.server.max_batch_items + 1
-    steps = [pb.StepItem(session_id=UNKNOWN, step_index=1, actions=["a"])] * size
+    steps = [pb.StepItem(session_id=UNKNOWN_SESSION, step_index=1, actions=["a"])] * size
     expect.call_refused(lambda: probe.connection.step(pb.StepRequest(items=steps)), "INVALID_ITEM")
-    expect.call_refused(lambda: probe.connection.close([UNKNOWN] * size), "INVALID_ITEM")
+    expect.call_refused(lambda: probe.connection.close([UNKNOWN_SESSION] * size), "INVALID_ITEM")
 
 
 @server_rule
 def largest_batch(probe: Probe) -> None:
     """Batches: a call of max_batch_items items must be answered item by item."""
-    ids = [f"{UNKNOWN}-{number}" for number in range(probe.server.max_batch_items)]
+    ids = [f"{UNKNOWN_SESSION}-{number}" for number in range(probe.server.max_batch_items)]
     outcomes = expect.one_each(probe.connection.close(ids).outcomes, ids)
     expect.same([outcome.session_id for outcome in outcomes], ids, "their order")
 
@@ -215,7 +213,7 @@ def bytes_that_are_no_message(probe: Probe) -> None:
 @server_rule
 def waits_that_are_no_time(probe: Probe) -> None:
     """Reset, Step: max_wait_seconds below 0, infinite or no number must be refused with INVALID_ARGUMENT."""
-    item = pb.StepItem(session_id=UNKNOWN, step_index=1, actions=["a"])
+    item = pb.StepItem(session_id=UNKNOWN_SESSION, step_index=1, actions=["a"])
     for wait in (-1.0, float("nan"), float("inf")):
         expect.call_refused(
             lambda seconds=wait: probe.connection.step(pb.StepRequest(items=[item], max_wait_seconds=seconds)),

@@ -5,8 +5,6 @@ from turngym_server.conformance import chain, expect
 from turngym_server.conformance.probe import NO_ACTION, Episode, Probe, new_request_id
 from turngym_server.conformance.rule import NotApplicable, rule
 
-UNKNOWN = "nobody.knows-this-session"
-
 
 @rule
 def fork_stands_where_its_original_does(probe: Probe) -> None:

@@ -3,7 +3,7 @@
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.conformance import expect
 from turngym_server.conformance.connection import code_name, describe_status, error_info, retry_seconds
-from turngym_server.conformance.probe import Probe
+from turngym_server.conformance.probe import UNKNOWN_SESSION, Probe
 from turngym_server.conformance.rule import Violation, server_rule
 
 DOMAIN = "turngym"
@@ -13,7 +13,7 @@ DOMAIN = "turngym"
 def error_details(probe: Probe) -> None:
     """Errors: each must carry google.rpc.ErrorInfo of domain "turngym", with a reason that goes with its code."""
     probe.reset([probe.item(environment_id=f"{probe.spec.id}_not_there"), probe.item(request_id=b"short")])
-    probe.step([pb.StepItem(session_id="nobody.knows-this-session", step_index=1, actions=["a"])])
+    probe.step([pb.StepItem(session_id=UNKNOWN_SESSION, step_index=1, actions=["a"])])
     expect.true(bool(probe.connection.errors), "there is none, though wrong requests were sent")
     for rpc, status in probe.connection.errors:
         info = error_info(status)

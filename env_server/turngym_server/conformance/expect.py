@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Final, TypeVar
 
+from google.protobuf.message import Message
 from google.rpc import status_pb2
 
 from turngym.v1 import environment_pb2 as pb
@@ -52,6 +54,20 @@ def describe(outcome: ItemOutcome) -> str:
         "advice": "advice",
         "lease_seconds": "a lease",
     }[kind]
+
+
+@contextlib.contextmanager
+def case(name: str) -> Generator[None]:
+    """Puts the name of one of several cases before what is found in it."""
+    try:
+        yield
+    except Violation as violation:
+        raise Violation(f"{name}: {violation}") from violation
+
+
+def one_line(message: Message) -> str:
+    """A small message in text format."""
+    return " ".join(str(message).split())
 
 
 def one_each(outcomes: Sequence[OutcomeT], items: Sequence[object]) -> Sequence[OutcomeT]:

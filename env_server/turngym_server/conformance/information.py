@@ -137,12 +137,10 @@ def options_are_canonical(probe: Probe) -> None:
 def bad_options(probe: Probe) -> None:
     """GetEnvironment: options that are unknown, no JSON, no object or hold NaN must be INVALID_OPTIONS."""
     for options in (json.dumps({UNKNOWN_OPTION: 1}), "{", "[]", "7", '{"a": NaN}'):
-        try:
+        with expect.case(repr(options)):
             expect.call_refused(
                 lambda text=options: probe.connection.get_environment(probe.spec.id, text), "INVALID_OPTIONS"
             )
-        except Violation as violation:
-            raise Violation(f"{options!r}: {violation}") from violation
 
 
 @rule
@@ -150,9 +148,8 @@ def limits_are_resolved(probe: Probe) -> None:
     """GetEnvironment: limits must be resolved (0 only for wall_seconds), within the caps, and as asked for."""
     spec = probe.spec
     for limits in (spec.limits, probe.connection.get_environment(spec.id, "", pb.Limits(max_turns=1)).limits):
-        expect.true(
-            min(limits.max_turns, limits.max_actions, limits.max_actions_per_turn) > 0, f"limits are {_line(limits)}"
-        )
+        least = min(limits.max_turns, limits.max_actions, limits.max_actions_per_turn)
+        expect.true(least > 0, f"limits are {expect.one_line(limits)}")
         for name in ("max_turns", "max_actions", "max_actions_per_turn", "wall_seconds"):
             value, cap = getattr(limits, name), getattr(spec.caps, name)
             expect.true(not cap or value <= cap, f"{name} {value} is over its cap {cap}")
@@ -162,20 +159,11 @@ def limits_are_resolved(probe: Probe) -> None:
 @rule
 def limits_over_the_caps(probe: Probe) -> None:
     """GetEnvironment: limits over the caps, and wall_seconds below 0 or no number, must be INVALID_ARGUMENT."""
-    caps = probe.spec.caps
-    wrong = [pb.Limits(wall_seconds=-1.0), pb.Limits(wall_seconds=float("nan"))]
-    wrong += [
-        pb.Limits(**{name: getattr(caps, name) + 1})
-        for name in ("max_turns", "max_actions", "max_actions_per_turn", "wall_seconds")
-        if getattr(caps, name)
-    ]
-    for limits in wrong:
-        try:
+    for limits in probe.wrong_limits():
+        with expect.case(expect.one_line(limits)):
             expect.call_refused(
                 lambda asked=limits: probe.connection.get_environment(probe.spec.id, "", asked), "INVALID_ITEM"
             )
-        except Violation as violation:
-            raise Violation(f"{_line(limits)}: {violation}") from violation
 
 
 @rule
@@ -199,12 +187,12 @@ def references_are_rates(probe: Probe) -> None:
             if info.HasField(name):
                 score: pb.Reference = getattr(info, name)
                 fits = 0 <= score.value <= 1 and 0 <= score.half_width <= 1 and score.instances > 0
-                expect.true(fits, f"{name} of split {info.split} is {_line(score)}")
+                expect.true(fits, f"{name} of split {info.split} is {expect.one_line(score)}")
         if info.HasField("worlds"):
             worlds = info.worlds
             sampled = worlds.sample >= worlds.distinct > 0
             fits = worlds.worlds >= 0 and (not (worlds.sample or worlds.distinct) if worlds.exact else sampled)
-            expect.true(fits, f"worlds of split {info.split} are {_line(worlds)}")
+            expect.true(fits, f"worlds of split {info.split} are {expect.one_line(worlds)}")
 
 
 @server_rule
@@ -226,7 +214,3 @@ def _json_object(text: str, what: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise Violation(f"{what} is no JSON object: {text[:100]}")
     return cast("dict[str, object]", value)
-
-
-def _line(message: object) -> str:
-    return " ".join(str(message).split())

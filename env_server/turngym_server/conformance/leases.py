@@ -4,7 +4,7 @@ import time
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.conformance import expect
-from turngym_server.conformance.probe import Probe
+from turngym_server.conformance.probe import UNKNOWN_SESSION, Probe
 from turngym_server.conformance.rule import NotApplicable, server_rule
 
 LONGEST_LEASE = 5.0
@@ -29,7 +29,7 @@ def closed_twice(probe: Probe) -> None:
     for expected in (True, False, False):
         outcome = expect.one_each(probe.connection.close([session_id]).outcomes, [session_id])[0]
         expect.same(outcome.closed, expected, "closed")
-    outcome = probe.connection.close(["nobody.knows-this-session"]).outcomes[0]
+    outcome = probe.connection.close([UNKNOWN_SESSION]).outcomes[0]
     expect.same(outcome.closed, False, "closed, of an unknown session,")
 
 

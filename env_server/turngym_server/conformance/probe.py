@@ -20,6 +20,7 @@ from turngym_server.conformance.connection import CALL_SECONDS, Connection
 from turngym_server.conformance.rule import NotApplicable, Violation
 
 NOISE_SEED: Final = 11
+UNKNOWN_SESSION: Final = "nobody.knows-this-session"
 NO_ACTION: Final = "no environment has an action of this name"
 """Invalid in environments that know which actions there are."""
 LIVE_TURNS: Final = 8
@@ -126,6 +127,15 @@ class Probe:
                 **fields,
             }
         )
+
+    def wrong_limits(self) -> list[pb.Limits]:
+        """Limits that must be refused: over a cap, negative, no number."""
+        over = [
+            pb.Limits(**{name: getattr(self.spec.caps, name) + 1})
+            for name in ("max_turns", "max_actions", "max_actions_per_turn", "wall_seconds")
+            if getattr(self.spec.caps, name)
+        ]
+        return [*over, pb.Limits(wall_seconds=-1.0), pb.Limits(wall_seconds=float("nan"))]
 
     def needs_bytes(self) -> None:
         """Raises NotApplicable where the environment does not promise the same bytes again."""

@@ -6,7 +6,7 @@ from turngym.v1 import environment_pb2 as pb
 from turngym_server.conformance import chain, expect
 from turngym_server.conformance.connection import describe_status, retry_seconds
 from turngym_server.conformance.probe import NOISE_SEED, Probe
-from turngym_server.conformance.rule import NotApplicable, Violation, rule, server_rule
+from turngym_server.conformance.rule import NotApplicable, rule, server_rule
 
 LARGEST_SEED = 2**64 - 1
 MOST_TO_FILL = 1_024
@@ -123,7 +123,7 @@ def limits_of_a_start(probe: Probe) -> None:
     """Reset: limits must be resolved in the reply, those that were asked for as they were asked for."""
     limits = probe.start().started.limits
     least = min(limits.max_turns, limits.max_actions, limits.max_actions_per_turn)
-    expect.true(least > 0, f"by default they are {_line(limits)}")
+    expect.true(least > 0, f"by default they are {expect.one_line(limits)}")
     asked = probe.roomy_limits(max_turns=2)
     limits = probe.start(limits=asked).started.limits
     for name in ("max_turns", "max_actions", "max_actions_per_turn"):
@@ -133,18 +133,10 @@ def limits_of_a_start(probe: Probe) -> None:
 @rule
 def limits_of_a_start_over_the_caps(probe: Probe) -> None:
     """Reset: limits over the caps, and wall_seconds below 0 or no number, must be INVALID_ARGUMENT."""
-    caps = probe.spec.caps
-    wrong = [pb.Limits(wall_seconds=-1.0), pb.Limits(wall_seconds=float("nan"))]
-    wrong += [
-        pb.Limits(**{name: getattr(caps, name) + 1})
-        for name in ("max_turns", "max_actions", "max_actions_per_turn", "wall_seconds")
-        if getattr(caps, name)
-    ]
+    wrong = probe.wrong_limits()
     for limits, outcome in zip(wrong, probe.reset([probe.item(limits=each) for each in wrong]), strict=True):
-        try:
+        with expect.case(expect.one_line(limits)):
             expect.refused(outcome, "INVALID_ITEM")
-        except Violation as violation:
-            raise Violation(f"{_line(limits)}: {violation}") from violation
 
 
 @rule
@@ -245,7 +237,3 @@ def admission(probe: Probe) -> None:
     _, status = probe.connection.errors[-1]
     expect.true(retry_seconds(status) is not None, f"{describe_status(status)} came without google.rpc.RetryInfo")
     expect.same(probe.connection.get_server().sessions, server.sessions, "the number of sessions held")
-
-
-def _line(message: object) -> str:
-    return " ".join(str(message).split())

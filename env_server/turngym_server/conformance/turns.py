@@ -6,8 +6,8 @@ import time
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.conformance import chain, expect
-from turngym_server.conformance.probe import NO_ACTION, Probe, Turn
-from turngym_server.conformance.rule import NotApplicable, Violation, rule
+from turngym_server.conformance.probe import NO_ACTION, UNKNOWN_SESSION, Probe, Turn
+from turngym_server.conformance.rule import NotApplicable, rule
 
 AT_ONCE = 8
 """Calls under way at the same time where rules are about races."""
@@ -60,11 +60,9 @@ def step_of_another_index(probe: Probe) -> None:
     episode = probe.live(2)
     next_index = episode.step_index + 1
     for index in (0, next_index - 2, next_index + 1, 2**32 - 1):
-        try:
+        with expect.case(f"index {index} where {next_index} is the next"):
             outcome = episode.step(episode.an_action(), step_index=index)
             expect.refused(outcome, "WRONG_STEP_INDEX", expected=str(next_index))
-        except Violation as violation:
-            raise Violation(f"index {index} where {next_index} is the next: {violation}") from violation
     episode.play(episode.an_action())
 
 
@@ -165,7 +163,7 @@ def pending_is_collected(probe: Probe) -> None:
 @rule
 def step_of_an_unknown_session(probe: Probe) -> None:
     """Step: a session that is not known must be NOT_FOUND SESSION_UNKNOWN."""
-    item = pb.StepItem(session_id="nobody.knows-this-session", step_index=1, actions=["a"])
+    item = pb.StepItem(session_id=UNKNOWN_SESSION, step_index=1, actions=["a"])
     expect.refused(probe.step([item])[0], "SESSION_UNKNOWN")
 
 
@@ -175,17 +173,13 @@ def invalid_actions_are_play(probe: Probe) -> None:
     too_long = "é" * (probe.server.max_action_bytes // 2 + 1)
     for name, action in (("an empty action", ""), ("NUL", "\0"), ("a NUL within", "a\0b"), ("a long action", too_long)):
         episode = probe.live()
-        outcome = episode.step(action)
-        if not outcome.HasField("transition"):
-            raise Violation(f"{name} got {expect.describe(outcome)}")
-        transition = outcome.transition
-        expect.true(not transition.action_valid, f"{name} counts as valid")
-        expect.same(transition.actions_executed, 1, f"with {name} actions_executed")
-        expect.true(
-            bool(transition.observation), f"with {name} the observation is empty and does not say what was wrong"
-        )
-        expected = chain.after_turn(episode.state.digest, 1, [action], transition)
-        expect.same(transition.digest, expected, f"with {name} the digest")
+        with expect.case(name):
+            transition = expect.transition(episode.step(action))
+            expect.true(not transition.action_valid, "it counts as valid")
+            expect.same(transition.actions_executed, 1, "actions_executed")
+            expect.true(bool(transition.observation), "the observation is empty and does not say what was wrong")
+            expected = chain.after_turn(episode.state.digest, 1, [action], transition)
+            expect.same(transition.digest, expected, "the digest")
 
 
 @rule
