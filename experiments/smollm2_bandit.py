@@ -10,7 +10,6 @@ valid in 90 % of the turns or fewer, or memory went over 6 GB.
 
 import json
 import platform
-import re
 import resource
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import turngym
 from turngym_client import Split, connect
+from turngym_leaderboard.local_server import local_server
 from turngym_trainer.evaluate import choose_levels, evaluate
 from turngym_trainer.metrics import read_metrics
 from turngym_trainer.policy import load_policy
@@ -99,19 +99,11 @@ def run(folder: Path, address: str, log: list[str]) -> dict[str, object]:
 
 
 def main() -> int:
-    command = [sys.executable, "-m", "turngym_server.cli", "--env", "bandit", "--port", "0", "--splits", "all"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     log: list[str] = []
-    try:
-        assert server.stdout is not None
-        line = server.stdout.readline()
-        found = re.search(r"listening on (\S+)", line)
-        assert found, f"the server said {line!r}"
-        with tempfile.TemporaryDirectory() as folder:
-            result = run(Path(folder), found.group(1), log)
-    finally:
-        server.terminate()
-        server.wait()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with local_server(["--env", "bandit", "--splits", "all"], folder / "server.log") as address:
+            result = run(folder, address, log)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     made_by = {
         "command": "python experiments/smollm2_bandit.py",

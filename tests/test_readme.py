@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from server_process import ServerProcess
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -28,16 +29,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a server with the README's own environment beside ours."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "number.py").write_text(example("environment"), encoding="utf-8")
-    command = [sys.executable, "-m", "turngym_server.cli", "--port", "0"]
-    for environment in ("sokoban", "frozen_lake", "number:Number"):
-        command += ["--env", environment]
-    process = subprocess.Popen(command, cwd=folder, env={"PYTHONPATH": str(folder)}, stdout=subprocess.PIPE, text=True)
-    with process:
-        assert process.stdout is not None
-        first_line = process.stdout.readline()
-        assert "frozen_lake, number, sokoban" in first_line
-        yield re.findall(r"127\.0\.0\.1:\d+", first_line)[0]
-        process.terminate()
+    environments = ("--env", "sokoban", "--env", "frozen_lake", "--env", "number:Number")
+    with ServerProcess(*environments, path=folder) as running:
+        yield running.address
 
 
 def run(code: str) -> str:

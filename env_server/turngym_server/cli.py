@@ -14,7 +14,7 @@ import typer
 import turngym
 from turngym_server.discovery import ALL, find_specs
 from turngym_server.environment import EnvironmentSpec
-from turngym_server.host import EnvironmentHost, nearest
+from turngym_server.host import EnvironmentHost, did_you_mean, nearest
 from turngym_server.service import DEFAULT_SPLITS, Server, ServerConfig
 from turngym_server.splits import Split
 
@@ -136,10 +136,9 @@ def parse_splits(text: str) -> frozenset[Split]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in known:
-            close = nearest(name, known)
-            raise ValueError(f"unknown split {name!r}{f'; did you mean {close!r}?' if close else ''} Known: {known}")
+            raise ValueError(f"unknown split {name!r}{did_you_mean(nearest(name, known))} Known: {', '.join(known)}")
     if not names:
-        raise ValueError(f"no split to serve; expected some of {known}")
+        raise ValueError(f"no split to serve; expected some of {', '.join(known)}")
     return frozenset(Split(name) for name in names)
 
 
@@ -181,8 +180,7 @@ def _unknown_option(key: str, specs: Sequence[EnvironmentSpec]) -> str:
         if key.removeprefix(f"{spec.id}.") in spec.options.model_fields:
             return f"option {key!r} of {spec.id} belongs to the episode: clients set it, not the operator"
     known = sorted({name for spec in specs for name in spec.operator_options.model_fields})
-    close = nearest(key, known)
-    return f"unknown option {key!r}{f'; did you mean {close!r}?' if close else '.'} Known: {', '.join(known) or 'none'}"
+    return f"unknown option {key!r}{did_you_mean(nearest(key, known))} Known: {', '.join(known) or 'none'}"
 
 
 def _option_value(text: str) -> object:

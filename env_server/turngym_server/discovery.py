@@ -8,7 +8,7 @@ from typing import Final
 
 import turngym_server.envs
 from turngym_server.environment import REGISTRY, EnvironmentSpec
-from turngym_server.host import nearest
+from turngym_server.host import did_you_mean, nearest
 
 ENTRY_POINTS: Final = "turngym.environments"
 """Group of entry points whose modules or classes register environments when they are loaded."""
@@ -60,9 +60,8 @@ def _specs_of(name: str) -> list[EnvironmentSpec]:
         return [REGISTRY[name]]
     module, colon, attribute = name.partition(":")
     if not colon or not all(part.isidentifier() for part in module.split(".")):
-        close = nearest(name, REGISTRY)
         raise ValueError(
-            f"no environment {name!r}{f'; did you mean {close!r}?' if close else '.'} "
+            f"no environment {name!r}{did_you_mean(nearest(name, REGISTRY))} "
             f"Known: {', '.join(sorted(REGISTRY))}; or package.module:Class"
         )
     try:

@@ -24,7 +24,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -120,11 +120,15 @@ class ActionResult:
 class Catalogue:
     """Levels that an operator gave in place of a generator (`--option levels=FILE`), in file order.
 
-    `worlds[i]` is what `world()` returns after `load(levels[i])`.
+    Attributes:
+        worlds: `worlds[i]` is what `world()` returns after `load(levels[i])`.
+        options: names of the episode's options that matter to these levels too. The others belong to the generator and
+            are refused.
     """
 
     levels: tuple[str, ...]
     worlds: tuple[bytes, ...]
+    options: frozenset[str] = frozenset()
 
 
 class NoInstance(Exception):
@@ -251,6 +255,9 @@ DEFAULT_CAPS = Limits(max_turns=1_000, max_actions=10_000, max_actions_per_turn=
 REGISTRY: dict[str, EnvironmentSpec] = {}
 """Every environment registered in this process, by id."""
 
+LEVELS_OPTION: Final = "levels"
+"""Names the catalogue in the resolved options of the episodes that are played from it; no episode option of its own."""
+
 EnvironmentT = TypeVar("EnvironmentT", bound=type[Environment[Any]])
 
 
@@ -277,8 +284,10 @@ def register(
     May be called on one class several times, for ids that differ in their options' defaults.
 
     Raises:
-        ValueError: the id is taken by another class, or default limits are over the caps.
+        ValueError: the id is taken by another class, or an option has a name that is not its to take.
     """
+    if LEVELS_OPTION in options.model_fields:
+        raise ValueError(f"{id}: the option {LEVELS_OPTION!r} is the operator's; give the episode's another name")
 
     def add(environment: EnvironmentT) -> EnvironmentT:
         if (taken := REGISTRY.get(id)) is not None and taken.environment.__qualname__ != environment.__qualname__:

@@ -17,6 +17,10 @@ MAX_MESSAGE_CHARACTERS: Final = 1_000
 """Longer messages are cut: an environment's exception may carry anything, and trailing metadata is bounded."""
 
 
+MAX_EXCEPTION_CHARACTERS: Final = 300
+"""Of an environment's exception, as many are told to clients."""
+
+
 class Reason(enum.Enum):
     """Why an item or a call failed; `environment.proto` says when each is given."""
 
@@ -111,6 +115,16 @@ class ItemError(Exception):
             retry.Pack(error_details_pb2.RetryInfo(retry_delay=delay))
             details.append(retry)
         return status_pb2.Status(code=self.code, message=printable(self.message), details=details)
+
+
+def exception_text(error: BaseException) -> str:
+    """What clients are told of an environment's exception: its type, and its text bounded and on one line."""
+    try:
+        text = str(error)[:MAX_EXCEPTION_CHARACTERS]
+    except Exception:  # An exception's own __str__ may fail, and it is the environment's.
+        text = ""
+    told = "".join(character if character.isprintable() else " " for character in text).strip()
+    return f"{type(error).__name__}: {told}" if told else type(error).__name__
 
 
 def printable(text: str) -> str:

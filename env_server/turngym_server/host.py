@@ -12,12 +12,21 @@ import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pydantic import ValidationError
 
 from turngym_server.digest import canonical_json, first_digest
-from turngym_server.environment import Catalogue, Environment, EnvironmentSpec, Limits, NoInstance, Options, Start
+from turngym_server.environment import (
+    LEVELS_OPTION,
+    Catalogue,
+    Environment,
+    EnvironmentSpec,
+    Limits,
+    NoInstance,
+    Options,
+    Start,
+)
 from turngym_server.episode import Episode, NoiseSegment, Turn, checked_observation, finite_metrics
 from turngym_server.errors import ItemError, Reason
 from turngym_server.reference import (
@@ -101,8 +110,9 @@ class EnvironmentHost:
         try:
             options = spec.operator_options.model_validate(dict(operator or {}))
         except ValidationError as error:
-            raise ValueError(f"{spec.id}: {_first_fault(error, spec.operator_options)}") from error
+            raise ValueError(f"{spec.id}: {_first_fault(error, spec.operator_options.model_fields)}") from error
         self._catalogue = spec.environment.open_catalogue(options)
+        self._levels_id = _levels_id(self._catalogue) if self._catalogue else ""
         self._reference = NOTHING if self._catalogue else read_reference(spec)
         self._catalogue_splits = _catalogue_splits(spec, self._catalogue) if self._catalogue else {}
         # Bound here, so that a cache lives as long as its host.
@@ -117,15 +127,14 @@ class EnvironmentHost:
         """
         if len(options_json) > MAX_OPTIONS_BYTES:
             raise _invalid_options(f"options of {len(options_json)} characters; expected at most {MAX_OPTIONS_BYTES}")
+        given = _read_object(options_json or "{}")
+        if self._catalogue is not None:
+            self._take_levels_option(given)
+            self._refuse_without_effect(given, self._catalogue)
         try:
-            given: object = json.loads(options_json or "{}", parse_constant=_no_constant)
-        except (ValueError, RecursionError) as error:
-            raise _invalid_options(f"options are no JSON: {error}") from error
-        if not isinstance(given, dict):
-            raise _invalid_options(f"options must be a JSON object, not {options_json[:100]}")
-        try:
-            model = self.spec.options.model_validate(given)
-            resolved = canonical_json(model.model_dump(mode="json"))
+            # As JSON, so that a strict model takes what JSON writes as text: a path, an enum's value.
+            model = self.spec.options.model_validate_json(json.dumps(given, allow_nan=False), strict=True)
+            resolved = canonical_json(self._named(model))
             resolved.encode()
         except ValidationError as error:
             raise self._option_error(error) from error
@@ -137,7 +146,42 @@ class EnvironmentHost:
         unknown = [str(fault["loc"][0]) for fault in error.errors() if fault["type"] == "extra_forbidden"]
         if unknown and unknown[0] in self.spec.operator_options.model_fields:
             return _invalid_options(f"{unknown[0]!r} of {self.spec.id} is set by the server's operator, not by clients")
-        return _invalid_options(f"{self.spec.id}: {_first_fault(error, self.spec.options)}")
+        known = self.spec.options.model_fields if self._catalogue is None else self._catalogue.options
+        return _invalid_options(f"{self.spec.id}: {_first_fault(error, known)}")
+
+    def _take_levels_option(self, given: dict[str, object]) -> None:
+        """Removes the option that names the catalogue, which resolved options hold."""
+        asked = given.pop(LEVELS_OPTION, self._levels_id)
+        if asked != self._levels_id:
+            raise _invalid_options(
+                f"{LEVELS_OPTION} {str(asked)[:100]!r} of {self.spec.id}: this server serves levels "
+                f"{self._levels_id!r}; leave the option out, or ask a server that was given those levels"
+            )
+
+    def _refuse_without_effect(self, given: Mapping[str, object], catalogue: Catalogue) -> None:
+        for name in given:
+            if name in self.spec.options.model_fields and name not in catalogue.options:
+                raise _invalid_options(
+                    f"option {name!r} of {self.spec.id} has no effect: this server plays the levels of its operator's "
+                    "file and generates none; leave it out. "
+                    f"With effect: {', '.join(sorted(catalogue.options)) or 'none'}"
+                )
+
+    def _named(self, model: Options) -> dict[str, object]:
+        """The options that name an episode: all, or those with an effect on a catalogue's levels, and the catalogue."""
+        options = model.model_dump(mode="json")
+        if self._catalogue is None:
+            return options
+        return {LEVELS_OPTION: self._levels_id, **{name: options[name] for name in self._catalogue.options}}
+
+    def options_schema(self) -> dict[str, object]:
+        """JSON Schema of what clients may ask for."""
+        schema = self.spec.options.model_json_schema()
+        if self._catalogue is not None:
+            known = schema["properties"]
+            levels = {"const": self._levels_id, "description": "The levels that this server plays."}
+            schema["properties"] = {LEVELS_OPTION: levels, **{name: known[name] for name in self._catalogue.options}}
+        return schema
 
     def _instructions(self, options_json: str, limits: Limits) -> str:
         """What an agent has to be told, for resolved options."""
@@ -329,6 +373,27 @@ def nearest(name: str, known: Collection[str]) -> str:
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.4)), "")
 
 
+def did_you_mean(close: str) -> str:
+    """Ends the clause of an error about an unknown name: `; did you mean 'it'?`, or a full stop where nothing is."""
+    return f"; did you mean {close!r}?" if close else "."
+
+
+def _read_object(text: str) -> dict[str, object]:
+    """The JSON object in a client's text. Raises ItemError (INVALID_OPTIONS)."""
+    try:
+        given: object = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_distinct)
+    except (ValueError, RecursionError) as error:
+        raise _invalid_options(f"options are no JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise _invalid_options(f"options must be a JSON object, not {text[:100]}")
+    return cast("dict[str, object]", given)
+
+
+def _levels_id(catalogue: Catalogue) -> str:
+    """16 hexadecimal digits that name the levels of a catalogue and their order."""
+    return hashlib.sha256(b"turngym-levels/1\0" + canonical_json(catalogue.levels).encode()).hexdigest()[:16]
+
+
 def _enter_noise(episode: Episode, segments: list[NoiseSegment], step_index: int) -> None:
     """Sets the noise of the segments that begin at `step_index`, the next turn to be played."""
     while segments and segments[0].from_step == step_index:
@@ -345,15 +410,23 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number in JSON")
 
 
-def _first_fault(error: ValidationError, model: type[Options]) -> str:
+def _distinct(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """An object's members; JSON leaves open which of two with one name counts, so neither does."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice[:100]!r} is set twice")
+    return members
+
+
+def _first_fault(error: ValidationError, known: Collection[str]) -> str:
     """What is wrong with the first bad option, in one line."""
     fault = error.errors()[0]
     name = ".".join(str(part) for part in fault["loc"]) or "options"
     if fault["type"] != "extra_forbidden":
         return f"option {name!r}: {fault['msg']}; got {str(fault['input'])[:100]!r}"
-    known = sorted(model.model_fields)
-    hint = f"; did you mean {close!r}?" if (close := nearest(name, known)) else ""
-    return f"unknown option {name!r}{hint} Known: {', '.join(known) or 'none'}."
+    return f"unknown option {name!r}{did_you_mean(nearest(name, known))} Known: {', '.join(sorted(known)) or 'none'}."
 
 
 def _invalid_options(message: str) -> ItemError:

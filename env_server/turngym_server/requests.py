@@ -16,7 +16,7 @@ from turngym_server import messages
 from turngym_server.environment import Determinism
 from turngym_server.episode import NoiseSegment
 from turngym_server.errors import ItemError, Reason
-from turngym_server.host import EnvironmentHost, Plan, RequestedLimits, nearest
+from turngym_server.host import EnvironmentHost, Plan, RequestedLimits, did_you_mean, nearest
 from turngym_server.splits import Split
 
 REQUEST_ID_BYTES: Final = 16
@@ -37,8 +37,7 @@ def find_host(hosts: Mapping[str, EnvironmentHost], environment_id: str) -> Envi
         close = nearest(environment_id, hosts)
         raise ItemError(
             Reason.UNKNOWN_ENVIRONMENT,
-            f"no environment {environment_id[:100]!r} here{f'; did you mean {close!r}?' if close else ''} "
-            f"Served: {', '.join(sorted(hosts))}.",
+            f"no environment {environment_id[:100]!r} here{did_you_mean(close)} Served: {', '.join(sorted(hosts))}.",
             metadata={"nearest": close},
         )
     return host
@@ -61,7 +60,7 @@ def wait_seconds(asked: float) -> float:
         ItemError: INVALID_ITEM.
     """
     if not math.isfinite(asked) or asked < 0:
-        raise _invalid(f"max_wait_seconds {asked}; expected 0 (the server's own) or more")
+        raise _invalid(f"max_wait_seconds {asked}; expected a finite number, 0 (the server's own) or more")
     return min(asked, MAX_WAIT_SECONDS) if asked else DEFAULT_WAIT_SECONDS
 
 

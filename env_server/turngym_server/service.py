@@ -23,6 +23,7 @@ from prometheus_client.core import Metric
 import turngym
 from turngym.v1 import environment_pb2 as pb
 from turngym_server import messages, wire
+from turngym_server.address import check_free
 from turngym_server.batches import (
     MAX_BATCH_ITEMS,
     decode,
@@ -42,7 +43,7 @@ from turngym_server.counts import Departure, Origin, RpcCounts
 from turngym_server.digest import canonical_json, encode_actions
 from turngym_server.environment import Limits
 from turngym_server.episode import MAX_ACTION_BYTES, MAX_OBSERVATION_BYTES
-from turngym_server.errors import ItemError, Reason
+from turngym_server.errors import ItemError, Reason, exception_text
 from turngym_server.host import EnvironmentHost, Plan
 from turngym_server.metrics import MetricsEndpoint, families
 from turngym_server.requests import (
@@ -207,7 +208,7 @@ class EnvironmentService:
                 version=spec.version,
                 family=spec.family,
                 summary=spec.summary,
-                options_schema_json=canonical_json(spec.options.model_json_schema()),
+                options_schema_json=canonical_json(host.options_schema()),
                 options_json=options_json,
                 instructions=host.instructions(options_json, limits),
                 action_separator=spec.action_separator,
@@ -375,7 +376,7 @@ class EnvironmentService:
         except ENVIRONMENT_ERRORS as error:
             log.exception("a reset failed: %s", where)
             raise ItemError(
-                Reason.ENVIRONMENT_FAILED, f"{spec.id} failed in a reset: {type(error).__name__}: {error}"
+                Reason.ENVIRONMENT_FAILED, f"{spec.id} failed in a reset: {exception_text(error)}"
             ) from error
         finally:
             counts.reset_seconds[origin].add(time.perf_counter() - began)
@@ -527,6 +528,7 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME), self._server)
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        check_free(self.config.host, self.config.port)
         try:
             self.port = self._server.add_insecure_port(f"{host}:{self.config.port}")
         except RuntimeError as error:

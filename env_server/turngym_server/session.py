@@ -18,7 +18,7 @@ from turngym_server.counts import Counts, Origin
 from turngym_server.digest import encode_actions
 from turngym_server.environment import Environment, EnvironmentSpec
 from turngym_server.episode import Episode, NoiseSegment
-from turngym_server.errors import ItemError, Reason
+from turngym_server.errors import ItemError, Reason, exception_text
 from turngym_server.host import EnvironmentHost
 from turngym_server.splits import Split
 from turngym_server.threads import Overrun, Threads
@@ -278,7 +278,7 @@ class Session:
         log.error("step %d failed: %s", self.step_index, self.identity.describe(self.episode.noise), exc_info=error)
         return ItemError(
             Reason.ENVIRONMENT_FAILED,
-            f"{self.identity.host.spec.id} failed in step {self.step_index}: {type(error).__name__}: {error}",
+            f"{self.identity.host.spec.id} failed in step {self.step_index}: {exception_text(error)}",
         )
 
     # Results
@@ -428,7 +428,7 @@ class Session:
         except ENVIRONMENT_ERRORS as error:
             log.exception("%s failed: %s", what, self.identity.describe(self.episode.noise))
             raise ItemError(
-                Reason.ENVIRONMENT_FAILED, f"{spec.id} failed in {what}: {type(error).__name__}: {error}"
+                Reason.ENVIRONMENT_FAILED, f"{spec.id} failed in {what}: {exception_text(error)}"
             ) from error
         finally:
             release()

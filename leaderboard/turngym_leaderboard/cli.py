@@ -49,12 +49,14 @@ def evaluate_command(
     also_greedy: Annotated[bool, typer.Option("--also-greedy", help="Rows for both ways.")] = False,
     temperature: Annotated[float, typer.Option(help="Of sampling.")] = REFERENCE.decoding.temperature,
     seed: Annotated[int, typer.Option(help="Decides levels, noise and sampling.")] = REFERENCE.seed,
-    turns: Annotated[int, typer.Option(min=0, help="Turns an episode; 0: the default.")] = REFERENCE.limits.max_turns,
+    turns: Annotated[
+        int, typer.Option(min=0, help="Turns an episode; 0: the environment's, or of a level file the level's own.")
+    ] = REFERENCE.limits.max_turns,
     actions: Annotated[
-        int, typer.Option(min=0, help="Actions an episode; 0: the environment's default.")
+        int, typer.Option(min=0, help="Actions an episode; 0: as with --turns.")
     ] = REFERENCE.limits.max_actions,
     actions_per_turn: Annotated[
-        int, typer.Option(min=0, help="Actions of a turn that are run; 0: the environment's default.")
+        int, typer.Option(min=0, help="Actions of a turn that are run; 0: as with --turns.")
     ] = REFERENCE.limits.max_actions_per_turn,
     option: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the environment; JSON or a plain string.")

@@ -4,7 +4,6 @@ Every part is a command of its own, printed as a user would type it, so nothing 
 here. The server listens on a free port of the loopback interface and is stopped whatever happens.
 """
 
-import re
 import shlex
 import signal
 import subprocess
@@ -20,11 +19,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from turngym_leaderboard.local_server import ServerFailed, local_server
+
 SETTINGS: Final = Path(__file__).with_name("demo.toml")
 """The trainer's settings, for both the warm start and the training that follows."""
-
-_SERVER_STARTS_WITHIN: Final = 60.0
-_SERVER_STOPS_WITHIN: Final = 20.0
 
 
 class DemoFailed(Exception):
@@ -48,7 +46,7 @@ def demo(
             _train_and_score(home, address, instances, set_ or [], console)
     except FileExistsError:
         _fail(console, f"{home} exists already; name another --folder")
-    except DemoFailed as error:
+    except (DemoFailed, ServerFailed) as error:
         _fail(console, str(error))
     except KeyboardInterrupt:
         _fail(console, f"interrupted; what was written is in {home}")
@@ -82,33 +80,13 @@ def _last_checkpoint(run: Path) -> Path:
 
 @contextmanager
 def _server(log: Path, console: Console) -> Generator[str]:
-    """A server with sokoban and frozen_lake; gives its address, and stops it by SIGTERM, then SIGKILL."""
-    arguments = ["--env", "sokoban", "--env", "frozen_lake", "--splits", "train,validation,held_out", "--port", "0"]
-    command = [str(_command("env_server")), *arguments]
-    console.print(f"[bold]environment server[/bold]\n$ {_shown('env_server', arguments)}", soft_wrap=True)
-    with log.open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)  # noqa: S603 — our own command
-        try:
-            yield _address(process, log)
-        finally:
-            process.terminate()
-            try:
-                process.wait(_SERVER_STOPS_WITHIN)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    """Waits for the line in which the server says where it listens."""
-    ends = time.monotonic() + _SERVER_STARTS_WITHIN
-    while time.monotonic() < ends:
-        if found := re.search(r"listening on (\S+)", log.read_text(encoding="utf-8")):
-            return found[1]
-        if process.poll() is not None:
-            raise DemoFailed(f"the server ended with exit code {process.returncode} before it listened; see {log}")
-        time.sleep(0.1)
-    raise DemoFailed(f"the server did not listen within {_SERVER_STARTS_WITHIN:g} s; see {log}")
+    """A server with sokoban and frozen_lake; gives its address."""
+    arguments = ["--env", "sokoban", "--env", "frozen_lake", "--splits", "train,validation,held_out"]
+    console.print(
+        f"[bold]environment server[/bold]\n$ {_shown('env_server', [*arguments, '--port', '0'])}", soft_wrap=True
+    )
+    with local_server(arguments, log) as address:
+        yield address
 
 
 def _run(what: str, program: str, arguments: Sequence[str], console: Console) -> None:

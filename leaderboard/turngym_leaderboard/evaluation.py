@@ -120,8 +120,8 @@ def _check_split(protocol: Protocol, details: EnvironmentInfo, information: Serv
         )
     wanted = ",".join(dict.fromkeys([*(split.value for split in information.splits), protocol.split.value]))
     raise CannotEvaluate(
-        f"{what} (it serves {', '.join(served) or 'none'}); start it with: "
-        f"env_server --env {protocol.environment} --splits {wanted}"
+        f"{what} (it serves {', '.join(served) or 'none'}); "
+        f"start it again as it was started, but with --splits {wanted}"
     )
 
 

@@ -3,11 +3,22 @@
 Knows the client's requests, and nothing of agents or of how episodes are played.
 """
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from turngym_client import Advice, Client, EpisodeRequest, Limits, NoOracle, Split
+from turngym_client import (
+    Advice,
+    Client,
+    Episode,
+    EpisodeRequest,
+    Limits,
+    NoOracle,
+    NoSuchInstance,
+    Split,
+    TurngymError,
+)
 from turngym_leaderboard import seeds
 
 DRAWS_WITHOUT_A_NEW_WORLD: Final = 2_000
@@ -102,7 +113,8 @@ class Selection:
     Attributes:
         instances: distinct worlds, in the order of the walk.
         draws: level seeds that the walk tried.
-        limits: those of the protocol, resolved by the server.
+        limits: those of the protocol, resolved by the server. Of a level file, what the protocol leaves at 0 is each
+            level's own, and stands here as the environment's.
     """
 
     instances: tuple[Instance, ...]
@@ -113,11 +125,27 @@ class Selection:
     limits: Limits
 
 
+def plays_level_file(options_json: str) -> bool:
+    """Whether a server with these resolved options plays an operator's level file, whose id is among them."""
+    return "levels" in json.loads(options_json)
+
+
+def level_seed(protocol: Protocol, options_json: str, draw: int) -> int:
+    """Seed of the level of one draw of the walk over levels.
+
+    A level file is walked in its own order, where seed i is the i-th level; it has none beyond its end.
+    """
+    if plays_level_file(options_json):
+        return draw
+    return seeds.level_seed(protocol.secret, protocol.environment, draw)
+
+
 def select_instances(client: Client, protocol: Protocol, *, sessions: int = 128) -> Selection:
     """Walks over level seeds and keeps the first level of each world, until there are as many as the protocol asks for.
 
-    The walk ends early when the server says that it has met every world, or when 2,000 draws in a row brought no new
-    one: `Selection.instances` is then shorter. What is kept does not depend on `sessions`, the levels held at once.
+    The walk ends early when the server says that it has met every world, when 2,000 draws in a row brought no new one,
+    or at the end of a level file: `Selection.instances` is then shorter. What is kept does not depend on `sessions`,
+    the levels held at once.
 
     Raises:
         TurngymError: as the client does; NotServed where the server does not serve the split.
@@ -130,13 +158,16 @@ def select_instances(client: Client, protocol: Protocol, *, sessions: int = 128)
     draw = last_new = 0
     while len(found) < wanted and draw - last_new < DRAWS_WITHOUT_A_NEW_WORLD:
         size = min(sessions, DRAWS_WITHOUT_A_NEW_WORLD - (draw - last_new))
-        for instance in _draw_levels(client, protocol, draw, size, set(found)):
+        drawn = _draw_levels(client, protocol, details.options_json, range(draw, draw + size), set(found))
+        for instance in drawn:
             draw = instance.draw + 1
             if instance.world_id not in found:
                 found[instance.world_id] = instance
                 last_new = draw
             if len(found) == wanted:
                 break
+        if len(drawn) < size:
+            break
     return Selection(
         instances=tuple(found.values()),
         draws=draw,
@@ -147,29 +178,45 @@ def select_instances(client: Client, protocol: Protocol, *, sessions: int = 128)
     )
 
 
-def _draw_levels(client: Client, protocol: Protocol, first: int, size: int, known: set[str]) -> Iterator[Instance]:
-    """The levels of `size` draws; floor and ceiling are asked for where the world is not among the known ones."""
-    level_seeds = [seeds.level_seed(protocol.secret, protocol.environment, first + k) for k in range(size)]
-    episodes = client.reset_many([request(protocol, level_seed=seed, noise_seed=0) for seed in level_seeds])
+def _draw_levels(
+    client: Client, protocol: Protocol, options_json: str, draws: range, known: set[str]
+) -> list[Instance]:
+    """The levels of these draws, up to the end of a level file.
+
+    Floor and ceiling are asked for where the world is not among the known ones.
+    """
+    level_seeds = [level_seed(protocol, options_json, draw) for draw in draws]
+    requests = [request(protocol, level_seed=seed, noise_seed=0) for seed in level_seeds]
+    started = client.reset_many(requests, return_exceptions=True)
+    episodes = [episode for episode in started if isinstance(episode, Episode)]
     try:
+        for refusal in started:
+            past_the_end = isinstance(refusal, NoSuchInstance) and plays_level_file(options_json)
+            if isinstance(refusal, TurngymError) and not past_the_end:
+                raise refusal
         fresh = {episode.world_id: k for k, episode in reversed(list(enumerate(episodes)))}
         asked = [k for world, k in fresh.items() if world not in known]
         advice = dict(zip(asked, client.advise_many([episodes[k] for k in asked], return_exceptions=True), strict=True))
     finally:
         client.close_many(episodes)
-    for k, (seed, episode) in enumerate(zip(level_seeds, episodes, strict=True)):
+    instances: list[Instance] = []
+    # Seeds past a level file's end come last, so the episodes are those of the first seeds.
+    for k, (draw, seed, episode) in enumerate(zip(draws, level_seeds, episodes, strict=False)):
         told = advice.get(k)
         if isinstance(told, BaseException) and not isinstance(told, NoOracle):
             raise told
         exact = told if isinstance(told, Advice) else None
-        yield Instance(
-            draw=first + k,
-            level_seed=seed,
-            instance_id=episode.instance_id,
-            world_id=episode.world_id,
-            floor=exact.floor if exact else None,
-            ceiling=exact.ceiling if exact else None,
+        instances.append(
+            Instance(
+                draw=draw,
+                level_seed=seed,
+                instance_id=episode.instance_id,
+                world_id=episode.world_id,
+                floor=exact.floor if exact else None,
+                ceiling=exact.ceiling if exact else None,
+            )
         )
+    return instances
 
 
 def request(protocol: Protocol, *, level_seed: int, noise_seed: int, version: str = "") -> EpisodeRequest:

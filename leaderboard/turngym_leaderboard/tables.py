@@ -4,6 +4,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from turngym_leaderboard.protocol import plays_level_file
 from turngym_leaderboard.record import Comparison, ProtocolRecord, Record, RowRecord, Score, Statistics
 
 
@@ -22,15 +23,24 @@ def show(console: Console, record: Record) -> None:
 def protocol_line(record: Record) -> str:
     """What was played, in one paragraph."""
     protocol, environment = record.protocol, record.environment
-    limits = environment.limits
     found = len(environment.instances)
     worlds = f"{_count(found, 'distinct world')} of split {protocol.split}"
-    options = f" with options {environment.options_json}" if protocol.options else ""
+    options = f" with options {environment.options_json}" if protocol.options or _from_file(record) else ""
     return (
         f"{protocol.environment} {environment.version}{options}: {worlds} (seed {protocol.seed}), "
-        f"{limits.max_turns} turns of at most {limits.max_actions_per_turn} actions, {limits.max_actions} actions, "
-        f"{_count(protocol.attempts, 'attempt')} each, {_decoding(protocol)}"
+        f"{_limits(record)}, {_count(protocol.attempts, 'attempt')} each, {_decoding(protocol)}"
     )
+
+
+def _from_file(record: Record) -> bool:
+    return plays_level_file(record.environment.options_json)
+
+
+def _limits(record: Record) -> str:
+    asked, limits = record.protocol.limits, record.environment.limits
+    if _from_file(record) and not (asked.max_turns and asked.max_actions and asked.max_actions_per_turn):
+        return "each level's own limits where none were asked for"
+    return f"{limits.max_turns} turns of at most {limits.max_actions_per_turn} actions, {limits.max_actions} actions"
 
 
 def agent_lines(record: Record) -> list[str]:

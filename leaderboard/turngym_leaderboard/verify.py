@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from turngym_client import Client, Episode, TurngymError
 from turngym_leaderboard import seeds, summary
-from turngym_leaderboard.protocol import Protocol, request
+from turngym_leaderboard.protocol import Protocol, level_seed, request
 from turngym_leaderboard.record import EpisodeRecord, Record, RowRecord
 
 
@@ -39,7 +39,7 @@ def _wrong_seeds(record: Record, protocol: Protocol) -> Iterator[str]:
     for row in record.rows:
         for episode in row.episodes:
             expected = (
-                seeds.level_seed(secret, name, episode.draw),
+                level_seed(protocol, record.environment.options_json, episode.draw),
                 seeds.noise_seed(secret, name, episode.draw, episode.attempt),
                 seeds.agent_seed(secret, name, episode.draw, episode.attempt),
             )

@@ -1,14 +1,8 @@
 """A small server that keeps the contract and can be told to misbehave, and the real one as a process of its own."""
 
 import asyncio
-import contextlib
 import hashlib
-import os
-import re
 import secrets
-import signal
-import subprocess
-import sys
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -17,6 +11,7 @@ import grpc.aio
 import pytest
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
+from server_process import ServerProcess
 
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc as pb_grpc
@@ -279,61 +274,22 @@ async def toy(toys):
     return await toys()
 
 
-class RealServer:
-    """`env_server` as a process, which can be killed and started again on its port."""
-
-    def __init__(self, *arguments):
-        self.arguments = arguments
-        self.port = 0
-        self.process = None
-
-    @property
-    def address(self):
-        return f"127.0.0.1:{self.port}"
-
-    def start(self):
-        command = [sys.executable, "-m", "turngym_server.cli", *self.arguments, "--port", str(self.port)]
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        line = self.process.stdout.readline()
-        found = re.search(r"listening on 127\.0\.0\.1:(\d+)", line)
-        assert found, f"the server did not start; its first line was {line!r}"
-        self.port = int(found[1])
-        return self
-
-    def kill(self):
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        self.process.stdout.close()
-
-    def stop(self):
-        with contextlib.suppress(ProcessLookupError):
-            self.kill()
-
-
 @pytest.fixture
 def real_servers():
     """Starts real servers; they are killed with the test."""
     running = []
 
     def start(*arguments):
-        running.append(RealServer(*arguments).start())
+        running.append(ServerProcess(*arguments).start())
         return running[-1]
 
     yield start
     for server in running:
-        if not server.process.stdout.closed:
-            server.stop()
+        server.kill()
 
 
 @pytest.fixture(scope="module")
 def server():
     """A real server of this repository's environments, shared by a module's tests."""
-    running = RealServer("--env", "all", "--splits", "train,validation,held_out,all").start()
-    yield running
-    running.stop()
+    with ServerProcess("--env", "all", "--splits", "train,validation,held_out,all") as running:
+        yield running

@@ -82,7 +82,7 @@ def test_a_server_without_held_out_levels_is_told_how_to_be_started(server_witho
     done = leaderboard("evaluate", "--agent", "random", "--env", "sokoban", "--server", server_without_held_out)
     assert done.returncode == 2
     assert "does not serve split held_out of sokoban" in done.stderr
-    assert "env_server --env sokoban --splits train,validation,held_out" in done.stderr
+    assert "start it again as it was started, but with --splits train,validation,held_out" in done.stderr
 
 
 def test_show_without_records(tmp_path):

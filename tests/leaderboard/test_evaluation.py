@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from server_process import ServerProcess
 
 from turngym_client import Limits, Split, TurngymError, connect
 from turngym_leaderboard import record as records
@@ -173,6 +173,25 @@ def test_an_environment_that_cannot_be_divided_says_what_to_play(client):
         evaluate(client, Protocol(environment="bandit"), [])
 
 
+LEVELS = "#####\n#@$.#\n#####\n\n######\n#@ $.#\n######\n\n#####\n#.$@#\n#####\n\n######\n#@$ .#\n######\n"
+"""Four levels of two worlds: the third is the first, mirrored; the second and the fourth share floor and target."""
+
+
+def test_a_level_file_is_played_from_its_first_level_to_its_last(tmp_path):
+    (tmp_path / "levels.xsb").write_text(LEVELS)
+    arguments = ("--env", "sokoban", "--option", f"levels={tmp_path / 'levels.xsb'}")
+    protocol = Protocol(split=Split.ALL, instances=10, limits=Limits())
+    with ServerProcess(*arguments) as running, connect(running.address) as client:
+        record = evaluate(client, protocol, []).record
+        assert verify(client, record) == []
+        moved = tampered(record, level_seed=1)
+        assert any("seeds" in fault for fault in verify(client, moved))
+    assert [instance.level_seed for instance in record.environment.instances] == [0, 1]
+    assert all(episode.success for episode in record.row("oracle").episodes)
+    assert "each level's own limits" in tables.protocol_line(record)
+    assert '"levels":' in tables.protocol_line(record)
+
+
 def test_two_agents_of_one_name_are_refused(client):
     with pytest.raises(CannotEvaluate, match="two agents are called 'up'"):
         evaluate(client, SMALL, [Script("up", ["Up"]), Script("up", ["Up"])])
@@ -194,18 +213,10 @@ def test_scripted_agents_asked_for_by_name_are_no_contestants(client):
 
 
 @pytest.fixture(scope="module")
-def faulty(running_server):
-    here = str(Path(__file__).parent)
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = here if before is None else f"{here}{os.pathsep}{before}"
-    try:
-        with running_server("--env", "faulty:Faulty", "--splits", "all") as address, connect(address) as connected:
-            yield connected
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+def faulty():
+    arguments = ("--env", "faulty:Faulty", "--splits", "all")
+    with ServerProcess(*arguments, path=Path(__file__).parent) as running, connect(running.address) as connected:
+        yield connected
 
 
 FAULTY = Protocol(environment="faulty", split=Split.ALL, instances=4, limits=Limits())
@@ -251,9 +262,9 @@ def test_an_agent_that_cannot_play_is_an_error(faulty):
         play(faulty, FAULTY, select_instances(faulty, FAULTY), Needy())
 
 
-def test_a_server_that_goes_away_leaves_the_rest_unresolved(running_server):
-    with running_server("--env", "sokoban", "--splits", "held_out") as address:
-        client = connect(address, deadline=2.0, patience=1.0, failover=0.2)
+def test_a_server_that_goes_away_leaves_the_rest_unresolved():
+    with ServerProcess("--env", "sokoban", "--splits", "held_out") as running:
+        client = connect(running.address, deadline=2.0, patience=1.0, failover=0.2)
         selection = select_instances(client, SMALL)
         record = evaluate(client, SMALL, []).record
     with client:

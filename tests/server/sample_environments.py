@@ -98,7 +98,7 @@ class Levels(Dice):
         for number, line in enumerate(lines, start=1):
             if not line.isdigit():
                 raise ValueError(f"{operator.levels}:{number}: expected a whole number, got {line!r}")
-        return Catalogue(tuple(lines), tuple(line.encode() for line in lines))
+        return Catalogue(tuple(lines), tuple(line.encode() for line in lines), options=frozenset({"faces"}))
 
     def load(self, level: str) -> Start:
         self.target = int(level)
@@ -106,6 +106,11 @@ class Levels(Dice):
         return Start(
             f"Target {self.target}.", limits=Limits(max_turns=int(level) + 1, max_actions=50, max_actions_per_turn=2)
         )
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
 
 
 CLOSED: list[bool] = []
@@ -134,6 +139,10 @@ class Faulty(Environment[FaultyOptions]):
         match action:
             case "raise":
                 raise KeyError("a missing wall")
+            case "ramble":
+                raise RuntimeError("first\n\x1b[31msecond\x00" + "é" * 1_000)
+            case "mute":
+                raise MuteError
             case "exit":
                 raise SystemExit(3)
             case "interrupt":

@@ -1,5 +1,8 @@
 """What a server answers to what it should never be sent."""
 
+import json
+import re
+
 import grpc
 import grpc.aio
 import pytest
@@ -20,13 +23,22 @@ MEBIBYTE = 1024 * 1024
 @pytest.mark.parametrize(
     ("fields", "expected", "words"),
     [
-        ({"environment_id": "dise"}, "UNKNOWN_ENVIRONMENT", "did you mean 'dice'?"),
-        ({"environment_id": ""}, "UNKNOWN_ENVIRONMENT", "Served: dice"),
+        ({"environment_id": "dise"}, "UNKNOWN_ENVIRONMENT", "here; did you mean 'dice'? Served: dice, levels."),
+        ({"environment_id": ""}, "UNKNOWN_ENVIRONMENT", "here. Served: dice, levels."),
         ({"request_id": b"short"}, "INVALID_ITEM", "16 random"),
         ({"request_id": b""}, "INVALID_ITEM", "16 random"),
         ({"options_json": '{"face": 6}'}, "INVALID_OPTIONS", "did you mean 'faces'?"),
         ({"options_json": '{"faces": 1}'}, "INVALID_OPTIONS", "'faces'"),
         ({"options_json": '{"faces": "many"}'}, "INVALID_OPTIONS", "'many'"),
+        ({"options_json": '{"faces": "6"}'}, "INVALID_OPTIONS", "valid integer; got '6'"),
+        ({"options_json": '{"faces": true}'}, "INVALID_OPTIONS", "valid integer; got 'True'"),
+        ({"options_json": '{"faces": 6.0}'}, "INVALID_OPTIONS", "valid integer; got '6.0'"),
+        ({"options_json": '{"faces": 1e1}'}, "INVALID_OPTIONS", "valid integer; got '10.0'"),
+        ({"options_json": '{"faces": 1e999}'}, "INVALID_OPTIONS", "JSON"),
+        ({"options_json": '{"faces": 6, "worlds": 9, "faces": 6}'}, "INVALID_OPTIONS", "'faces' is set twice"),
+        ({"options_json": '{"faces": {"a": 1, "a": 1}}'}, "INVALID_OPTIONS", "'a' is set twice"),
+        ({"options_json": '{"zzz": 6}'}, "INVALID_OPTIONS", "unknown option 'zzz'. Known: faces, worlds."),
+        ({"options_json": '{"\\ud800": 6}'}, "INVALID_OPTIONS", "JSON"),
         ({"options_json": "[6]"}, "INVALID_OPTIONS", "JSON object"),
         ({"options_json": "{"}, "INVALID_OPTIONS", "no JSON"),
         ({"options_json": '{"faces": NaN}'}, "INVALID_OPTIONS", "NaN"),
@@ -317,6 +329,63 @@ async def test_level_file(tmp_path):
         (every,) = [each for each in spec.splits if each.split == pb.SPLIT_ALL]
         assert (every.served, every.worlds.worlds, every.worlds.exact) == (True, 3, True)
         assert [each.split for each in spec.splits if each.served] == [pb.SPLIT_ALL]
+
+
+async def test_level_files_are_told_apart_and_only_their_own_options_taken(tmp_path):
+    """Resolved options name the file, so that digests and records do; what only a generator needs is refused."""
+    hosts = []
+    for name, text in (("one", "5 3"), ("two", "5 9"), ("copy", "5\n3\n")):
+        (tmp_path / name).write_text(text)
+        hosts.append(EnvironmentHost(LEVELS, {"levels": tmp_path / name}))
+    states = []
+    for host in hosts:
+        async with serving(host) as (stub, _):
+            states.append(await start(stub, environment_id="levels", level_seed=0, options_json='{"faces": 4}'))
+            again = await start(stub, environment_id="levels", level_seed=0, options_json=states[-1].options_json)
+            assert again.options_json == states[-1].options_json
+            assert again.state.digest == states[-1].state.digest
+    one, two, copy = states
+    named = json.loads(one.options_json)
+    assert named == {"faces": 4, "levels": named["levels"]}
+    assert re.fullmatch("[0-9a-f]{16}", named["levels"])
+    assert one.state.observation == two.state.observation
+    assert one.options_json == copy.options_json != two.options_json
+    assert one.state.digest == copy.state.digest != two.state.digest
+    async with serving(hosts[0]) as (stub, _):
+        for options, words in (
+            ('{"worlds": 5}', "option 'worlds' of levels has no effect"),
+            (two.options_json, f"this server serves levels {named['levels']!r}"),
+            ('{"levels": 3}', f"this server serves levels {named['levels']!r}"),
+            ('{"facse": 3}', "did you mean 'faces'? Known: faces."),
+        ):
+            error = await reset_error(stub, reset_item("levels", options_json=options))
+            assert reason(error) == "INVALID_OPTIONS"
+            assert words in error.message
+        spec = (await stub.GetEnvironment(pb.GetEnvironmentRequest(environment_id="levels"))).environment
+        schema = json.loads(spec.options_schema_json)
+        assert set(schema["properties"]) == {"faces", "levels"}
+        assert schema["properties"]["levels"]["const"] == named["levels"]
+        assert json.loads(spec.options_json) == {"faces": 6, "levels": named["levels"]}
+
+
+async def test_long_waits_are_cut_and_unknown_page_tokens_taken():
+    async with serving(DICE, FAULTY) as (stub, _):
+        started = await stub.Reset(pb.ResetRequest(items=[reset_item()], max_wait_seconds=1e300))
+        played = await step(stub, started.outcomes[0].started.session_id, 1, "roll", max_wait_seconds=1e300)
+        assert played.HasField("transition")
+        for token, ids in (("e", ["faulty"]), ("dice", ["faulty"]), ("no such page", []), ("\U0010ffff", [])):
+            page = await stub.ListEnvironments(pb.ListEnvironmentsRequest(page_token=token))
+            assert [each.id for each in page.environments] == ids
+
+
+async def test_exceptions_are_told_bounded_and_on_one_line():
+    async with serving(FAULTY) as (stub, _):
+        session_id = (await start(stub, environment_id="faulty")).session_id
+        error = (await step(stub, session_id, 1, "ramble")).error
+        assert reason(error) == "ENVIRONMENT_FAILED"
+        assert error.message == f"faulty failed in step 1: RuntimeError: first  [31msecond {'é' * 282}"
+        session_id = (await start(stub, environment_id="faulty")).session_id
+        assert (await step(stub, session_id, 1, "mute")).error.message == "faulty failed in step 1: MuteError"
 
 
 async def test_a_reset_that_fails_is_remembered():

@@ -20,7 +20,7 @@ from turngym_server.environment import REGISTRY
 
 HERE = Path(__file__).parent
 COMMAND = [sys.executable, "-m", "turngym_server.cli"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE)}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))}
 THIRD_PARTY = "third_party_environment:ThirdParty"
 
 
@@ -88,7 +88,8 @@ def test_a_port_that_is_taken(serve):
     port = line[2].rsplit(":", 1)[1]
     result = run("--env", "bandit", "--port", port)
     assert (result.returncode, result.stdout) == (2, "")
-    assert f"127.0.0.1:{port}" in result.stderr
+    told = f"env_server: port {port} of 127.0.0.1 is in use; choose another --port, or 0 for a free one\n"
+    assert result.stderr == told
 
 
 def test_version_and_list():
@@ -106,13 +107,17 @@ def test_version_and_list():
         (["--env", "third_party_environment:Nothing"], "Nothing"),
         (["--env", "sample_environments:Dice"], "@register"),
         (["--env", "../etc:passwd"], "no environment"),
-        (["--env", "bandit", "--splits", "trian"], "did you mean 'train'?"),
-        (["--env", "bandit", "--splits", ""], "no split"),
+        (["--env", "bandit", "--splits", "trian"], "did you mean 'train'? Known: train, validation, held_out, all"),
+        (["--env", "bandit", "--splits", "x"], "unknown split 'x'. Known: train, validation, held_out, all"),
+        (["--env", "bandit", "--splits", ""], "no split to serve; expected some of train, validation, held_out, all"),
         (["--env", THIRD_PARTY, "--option", "level=x"], "did you mean 'levels'?"),
         (["--env", THIRD_PARTY, "--option", "levels"], "key=value"),
         (["--env", THIRD_PARTY, "--option", "faces=3"], "clients set it"),
         (["--env", THIRD_PARTY, "--option", "levels=/no/such/file"], "/no/such/file"),
+        (["--env", "sokoban", "--option", "levels=/no/file"], "/no/file: cannot be read: No such file or directory"),
         (["--env", "bandit", "--port", "70000"], "--port"),
+        (["--env", "bandit", "--host", "192.0.2.1"], "192.0.2.1 is no address of this machine; give another --host"),
+        (["--env", "bandit", "--host", "nowhere.invalid"], "'nowhere.invalid' names no address of this machine"),
         (["--env", "bandit", "--prot", "1"], "--prot"),
     ],
 )

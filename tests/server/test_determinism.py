@@ -3,15 +3,12 @@
 Over the registry, through real servers in processes of their own: a new environment is held to it by being registered.
 """
 
-import os
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from server_process import ServerProcess
 
 from turngym_client import Client, Episode, EpisodeRequest, Split, connect
 from turngym_server.discovery import find_specs
@@ -23,15 +20,10 @@ LEVEL_SEED, NOISE_SEED = 2**64 - 5, 2**63 + 11
 
 @contextmanager
 def serve(hash_seed: str, *options: str) -> Iterator[Client]:
-    command = [sys.executable, "-m", "turngym_server.cli", "--env", "all", "--port", "0", "--splits", "all", *options]
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        found = re.search(r"listening on (\S+)", process.stdout.readline())
-        assert found
-        with connect(found[1]) as client:
-            yield client
-        process.terminate()
+    arguments = ("--env", "all", "--splits", "all", *options)
+    running = ServerProcess(*arguments, environment={"PYTHONHASHSEED": hash_seed})
+    with running, connect(running.address) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

@@ -201,12 +201,18 @@ def test_malformed_files_are_refused_by_line(tmp_path: Path, text: str, message:
     assert refused(tmp_path, text).startswith(message)
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe#"])
-def test_files_that_cannot_be_read_are_refused(tmp_path: Path, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, r"levels\.xsb: cannot be read: No such file or directory$"),
+        (b"\xff\xfe#", r"levels\.xsb: no UTF-8 text, as a level file is: .* position 0"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path, content: bytes | None, told: str) -> None:
     path = tmp_path / "levels.xsb"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"levels\.xsb: cannot be read as a UTF-8 level file"):
+    with pytest.raises(ValueError, match=told):
         read_levels(path)
 
 
@@ -242,6 +248,7 @@ def test_boxoban_levels_are_served_and_solved() -> None:
     catalogue = Sokoban.open_catalogue(SokobanOperatorOptions(levels=BOXOBAN))
     assert catalogue is not None
     assert len(catalogue.levels) == len(catalogue.worlds) == 50
+    assert catalogue.options == {"symbols"}
     assert catalogue.levels[0].startswith("##########\n#####  ..#")
     environment = Sokoban(SokobanOptions())
     solved = 0

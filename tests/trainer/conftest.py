@@ -1,12 +1,9 @@
 """A real server as a process of its own, and a policy that knows the form of an answer and nothing else."""
 
-import re
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
+from server_process import ServerProcess
 
 from turngym_trainer.batch import lay_out
 from turngym_trainer.context import Context, Conversation, demonstration, system_message
@@ -26,17 +23,9 @@ def one_thread():
 @pytest.fixture(scope="session")
 def server():
     """Address of an environment server with bandit and sokoban."""
-    command = [sys.executable, "-m", "turngym_server.cli", "--env", "bandit", "--env", "sokoban", "--port", "0"]
-    process = subprocess.Popen([*command, "--splits", "train,validation,all"], stdout=subprocess.PIPE, text=True)
-    try:
-        line = process.stdout.readline()
-        found = re.search(r"listening on (\S+)", line)
-        assert found, f"the server said {line!r}"
-        yield found.group(1)
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
-        process.stdout.close()
+    environments = ("--env", "bandit", "--env", "sokoban")
+    with ServerProcess(*environments, "--splits", "train,validation,all") as running:
+        yield running.address
 
 
 @pytest.fixture(scope="session")

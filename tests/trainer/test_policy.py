@@ -25,6 +25,20 @@ def pieces(policy, text):
     return [policy.tokenizer.convert_ids_to_tokens(int(token)) for token in policy.encode(text)]
 
 
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        ("gpu", "device 'gpu': expected cpu, cuda or cuda:N"),
+        ("cuda:", "device 'cuda:': expected cpu, cuda or cuda:N"),
+        ("cuda:-1", "device 'cuda:-1': expected cpu, cuda or cuda:N"),
+        ("cuda:99", r"device 'cuda:99': (CUDA is not available to torch .+ here; expected cpu|expected cpu, cuda or)"),
+    ],
+)
+def test_devices_that_are_not_there_are_named(device, told):
+    with pytest.raises(PolicyError, match=told):
+        load_policy("tiny", device=device)
+
+
 def test_a_board_is_one_token_a_cell_with_its_walls_fused(tiny):
     assert pieces(tiny, f"<|user|>{BOARD}<|assistant|>") == [
         *("<|user|>", "######\n#"),

@@ -1,15 +1,12 @@
 """The server is killed in the middle of resets, steps and forks and started again on its port, and nobody notices."""
 
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
+from server_process import ServerProcess
 
 from turngym_client import connect
 from turngym_trainer.settings import load_config
@@ -23,35 +20,32 @@ class Supervisor:
         self.deaths = 0
         self._plan = [*deaths, ""]
         self._closing = False
-        self._process = self._start(port=0)
-        assert self._process.stdout is not None
-        found = re.search(r"127\.0\.0\.1:(\d+)", self._process.stdout.readline())
-        assert found
-        self.address = found[0]
-        self._thread = threading.Thread(target=self._watch, args=(int(found[1]),))
+        self._server = self._start(port=0)
+        self.address = self._server.address
+        self._thread = threading.Thread(target=self._watch)
         self._thread.start()
 
-    def _start(self, port: int) -> "subprocess.Popen[str]":
-        here = str(Path(__file__).parent)
-        return subprocess.Popen(
-            [sys.executable, "-m", "turngym_server.cli", "--env", "dying_sokoban:DyingSokoban", "--port", str(port)],
-            env={**os.environ, "PYTHONPATH": here, "DIE_IN": self._plan[self.deaths]},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def _start(self, port: int) -> ServerProcess:
+        return ServerProcess(
+            "--env",
+            "dying_sokoban:DyingSokoban",
+            port=port,
+            path=Path(__file__).parent,
+            environment={"DIE_IN": self._plan[self.deaths]},
+        ).start()
 
-    def _watch(self, port: int) -> None:
+    def _watch(self) -> None:
         while True:
-            with self._process:
-                self._process.wait()
-            if self._closing or self._process.returncode != -signal.SIGKILL:
+            with self._server.process as process:
+                process.wait()
+            if self._closing or process.returncode != -signal.SIGKILL:
                 return
             self.deaths += 1
-            self._process = self._start(port)
+            self._server = self._start(self._server.port)
 
     def close(self) -> None:
         self._closing = True
-        self._process.terminate()
+        self._server.process.terminate()
         self._thread.join()
 
 

@@ -5,6 +5,7 @@ Knows nothing of environments or training. A policy comes from `load_policy`: "t
 """
 
 import inspect
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -176,14 +177,15 @@ def load_policy(spec: str, *, device: str = "cpu", dtype: str = "float32", seed:
 
     Args:
         spec: "tiny", "smollm2", or the folder of a causal language model.
-        device: a torch device.
+        device: cpu, cuda or cuda:N.
         dtype: "float32", "bfloat16" or "float16".
         seed: what the weights of "tiny" are drawn from.
 
     Raises:
-        PolicyError: unknown dtype, the folder holds no model that can be read, or "smollm2" is not installed (the
-            message says how to).
+        PolicyError: unknown dtype, no such device, the folder holds no model that can be read, or "smollm2" is not
+            installed (the message says how to).
     """
+    _check_device(device)
     if dtype not in _DTYPES:
         raise PolicyError(f"dtype {dtype!r}: expected one of {', '.join(_DTYPES)}")
     # A progress bar for each file would write over the caller's own.
@@ -193,6 +195,20 @@ def load_policy(spec: str, *, device: str = "cpu", dtype: str = "float32", seed:
     cast(torch.nn.Module, policy.model).to(device=device, dtype=_DTYPES[dtype])
     policy.model.eval()
     return policy
+
+
+def _check_device(name: str) -> None:
+    """Raises PolicyError where a device is none of cpu, cuda and cuda:N, or is not there."""
+    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
+    if match is None:
+        raise PolicyError(f"device {name!r}: expected cpu, cuda or cuda:N")
+    if name == "cpu":
+        return
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not devices:
+        raise PolicyError(f"device {name!r}: CUDA is not available to torch {torch.__version__} here; expected cpu")
+    if int(match[1] or 0) >= devices:
+        raise PolicyError(f"device {name!r}: expected cpu, cuda or cuda:0 to cuda:{devices - 1}")
 
 
 def _tiny(seed: int) -> Policy:

@@ -188,7 +188,8 @@ class Sokoban(Environment[SokobanOptions]):
             return None
         levels = read_levels(operator.levels)
         parsed = map(parse_level, levels)
-        return Catalogue(levels, tuple(canonical(level.board, level.player) for level in parsed))
+        worlds = tuple(canonical(level.board, level.player) for level in parsed)
+        return Catalogue(levels, worlds, options=frozenset({"symbols"}))
 
     def reset(self, level: Rng) -> Start:
         options = self.options

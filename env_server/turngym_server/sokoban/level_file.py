@@ -25,8 +25,10 @@ def read_levels(path: Path) -> tuple[str, ...]:
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read as a UTF-8 level file: {error}") from error
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: no UTF-8 text, as a level file is: {error}") from error
     levels: list[str] = []
     for line, rows in _blocks(text, path):
         level = "\n".join(rows)

@@ -12,7 +12,7 @@ and one of these reasons:
   SESSION_EXPIRED       NOT_FOUND            the lease ran out; resume by replay
   SESSION_UNKNOWN       NOT_FOUND            never existed here, or ended and forgotten; resume by replay
   INVALID_ITEM          INVALID_ARGUMENT     a field is missing, out of range, undecodable, or sent twice
-  INVALID_OPTIONS       INVALID_ARGUMENT     unknown or malformed environment option
+  INVALID_OPTIONS       INVALID_ARGUMENT     unknown or malformed environment option, or one without effect here
   REQUEST_ID_REUSED     INVALID_ARGUMENT     the same request id with another item
   WRONG_STEP_INDEX      FAILED_PRECONDITION  metadata: expected (the step index that would be accepted)
   EPISODE_ENDED         FAILED_PRECONDITION  a new step after the end
@@ -26,7 +26,9 @@ and one of these reasons:
   SPLIT_NOT_SERVED      PERMISSION_DENIED    metadata: served
   SESSION_LIMIT         RESOURCE_EXHAUSTED   with google.rpc.RetryInfo; only errors that carry it may be retried
   DRAINING              UNAVAILABLE          the server is shutting down; resume by replay on another
-  ENVIRONMENT_FAILED    INTERNAL             the environment raised; never replayed: the failure is the result
+  ENVIRONMENT_FAILED    INTERNAL             the environment raised; never replayed: the failure is the result.
+                                             The message holds the exception's type and up to 300 characters of its
+                                             text, without control characters
   STEP_DEADLINE         DEADLINE_EXCEEDED    the turn ran past step_deadline_seconds; the failure is the result
 The status of a whole call travels as google.rpc.Status in the trailing metadata "grpc-status-details-bin".
 
@@ -537,7 +539,9 @@ class ListEnvironmentsRequest(google.protobuf.message.Message):
     page_size: builtins.int
     """0: 100. Over 1,000: INVALID_ARGUMENT."""
     page_token: builtins.str
-    """next_page_token of the page before; empty for the first."""
+    """next_page_token of the page before; empty for the first. The page begins behind it in the order of ids, so a token
+    stays good when what is served changes, and one that no page gave is no error.
+    """
     def __init__(
         self,
         *,
@@ -604,7 +608,7 @@ class GetEnvironmentRequest(google.protobuf.message.Message):
     LIMITS_FIELD_NUMBER: builtins.int
     environment_id: builtins.str
     options_json: builtins.str
-    """JSON object; empty: all defaults."""
+    """As in ResetItem."""
     @property
     def limits(self) -> global___Limits: ...
     def __init__(
@@ -824,7 +828,7 @@ class ResetRequest(google.protobuf.message.Message):
     MAX_WAIT_SECONDS_FIELD_NUMBER: builtins.int
     WANT_LEGAL_ACTIONS_FIELD_NUMBER: builtins.int
     max_wait_seconds: builtins.float
-    """Answer after this long with the rest pending; 0: the server's own limit. Finite, >= 0."""
+    """Answer after this long with the rest pending. 0: the server's own limit; over 60 means 60. Finite, >= 0."""
     want_legal_actions: builtins.bool
     @property
     def items(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ResetItem]: ...
@@ -859,7 +863,10 @@ class ResetItem(google.protobuf.message.Message):
     expected_version: builtins.str
     """Refuse another version; empty: any."""
     options_json: builtins.str
-    """JSON object; empty: all defaults."""
+    """JSON object in at most 64 KiB; empty: all defaults. Read strictly: nothing is set twice, an integer has no fraction
+    and no exponent (1.0 is none), and numbers and booleans are no strings. On a server that plays an operator's level
+    file, options of the generator are refused, and the resolved options name the file: {"levels": "<id>", …}.
+    """
     split: global___Split.ValueType
     level_seed: builtins.int
     """Unset: drawn by the server and returned."""
@@ -1058,7 +1065,7 @@ class StepRequest(google.protobuf.message.Message):
     WANT_LEGAL_ACTIONS_FIELD_NUMBER: builtins.int
     max_wait_seconds: builtins.float
     """The reply leaves when every item is done, or 5 ms after the first was, or after this long; the rest are pending.
-    0: the server's own limit.
+    0: the server's own limit; over 60 means 60. Finite, >= 0.
     """
     want_legal_actions: builtins.bool
     @property

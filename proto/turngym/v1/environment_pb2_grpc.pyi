@@ -12,7 +12,7 @@ and one of these reasons:
   SESSION_EXPIRED       NOT_FOUND            the lease ran out; resume by replay
   SESSION_UNKNOWN       NOT_FOUND            never existed here, or ended and forgotten; resume by replay
   INVALID_ITEM          INVALID_ARGUMENT     a field is missing, out of range, undecodable, or sent twice
-  INVALID_OPTIONS       INVALID_ARGUMENT     unknown or malformed environment option
+  INVALID_OPTIONS       INVALID_ARGUMENT     unknown or malformed environment option, or one without effect here
   REQUEST_ID_REUSED     INVALID_ARGUMENT     the same request id with another item
   WRONG_STEP_INDEX      FAILED_PRECONDITION  metadata: expected (the step index that would be accepted)
   EPISODE_ENDED         FAILED_PRECONDITION  a new step after the end
@@ -26,7 +26,9 @@ and one of these reasons:
   SPLIT_NOT_SERVED      PERMISSION_DENIED    metadata: served
   SESSION_LIMIT         RESOURCE_EXHAUSTED   with google.rpc.RetryInfo; only errors that carry it may be retried
   DRAINING              UNAVAILABLE          the server is shutting down; resume by replay on another
-  ENVIRONMENT_FAILED    INTERNAL             the environment raised; never replayed: the failure is the result
+  ENVIRONMENT_FAILED    INTERNAL             the environment raised; never replayed: the failure is the result.
+                                             The message holds the exception's type and up to 300 characters of its
+                                             text, without control characters
   STEP_DEADLINE         DEADLINE_EXCEEDED    the turn ran past step_deadline_seconds; the failure is the result
 The status of a whole call travels as google.rpc.Status in the trailing metadata "grpc-status-details-bin".
 
