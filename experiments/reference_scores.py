@@ -30,7 +30,7 @@ from turngym_server.envs import bandit, frozen_lake, sokoban
 from turngym_server.frozen_lake.lake import Lake
 from turngym_server.rng import LEVEL_STREAM, Rng
 from turngym_server.sokoban.board import Board, canonical, cells
-from turngym_server.sokoban.generator import connected_floors, ends_of_pushes
+from turngym_server.sokoban.floors import connected_floors, ends_of_pushes
 from turngym_server.splits import Split, split_of
 
 FOLDER = Path(__file__).parents[1] / "env_server" / "turngym_server" / "reference"

@@ -1,13 +1,31 @@
-"""The random stream against numpy's Philox, its published test vectors, and draws worked by hand from its words."""
+"""The random stream against Philox written out, which its published test vectors hold, and draws worked by hand."""
 
+import threading
 from collections import Counter
 
-import numpy as np
 import pytest
 
-from turngym_server.rng import LEVEL_STREAM, NOISE_STREAM, Rng, philox_block
+from turngym_server.rng import LEVEL_STREAM, NOISE_STREAM, Rng
 
 MASK = (1 << 64) - 1
+
+
+def philox_block(counter: int, key_0: int, key_1: int) -> tuple[int, int, int, int]:
+    """Four 64-bit words of Philox4x64-10 at `counter` (0 to 2^256 − 1) under a key of two 64-bit words."""
+    c0, c1 = counter & MASK, (counter >> 64) & MASK
+    c2, c3 = (counter >> 128) & MASK, (counter >> 192) & MASK
+    for _ in range(10):
+        product_0 = c0 * 0xD2E7470EE14C6C93
+        product_1 = c2 * 0xCA5A826395121157
+        c0, c1, c2, c3 = (
+            (product_1 >> 64) ^ c1 ^ key_0,
+            product_1 & MASK,
+            (product_0 >> 64) ^ c3 ^ key_1,
+            product_0 & MASK,
+        )
+        key_0 = (key_0 + 0x9E3779B97F4A7C15) & MASK
+        key_1 = (key_1 + 0xBB67AE8584CAA73B) & MASK
+    return c0, c1, c2, c3
 
 
 def words(seed: int, stream: int, count: int) -> list[int]:
@@ -34,9 +52,29 @@ def test_known_answers(counter: int, key: tuple[int, int], block: tuple[int, ...
 @pytest.mark.parametrize(
     ("seed", "stream"), [(0, LEVEL_STREAM), (1, NOISE_STREAM), (MASK, MASK), (123, NOISE_STREAM + 7)]
 )
-def test_words_are_numpys(seed: int, stream: int) -> None:
-    expected = np.random.Philox(key=np.array([seed, stream], dtype=np.uint64)).random_raw(11)
-    assert words(seed, stream, 11) == [int(word) for word in expected]
+def test_words_are_the_blocks_from_the_first_on(seed: int, stream: int) -> None:
+    blocks = [philox_block(counter, seed, stream) for counter in range(1, 13)]
+    assert words(seed, stream, 47) == [word for block in blocks for word in block][:47]
+
+
+def test_streams_that_take_turns_do_not_disturb_each_other() -> None:
+    alone = [words(seed, 3, 60) for seed in range(4)]
+    rngs = [Rng(seed, 3) for seed in range(4)]
+    drawn = [[rng.word() for rng in rngs] for _ in range(60)]
+    assert [list(column) for column in zip(*drawn, strict=True)] == alone
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    alone = [words(seed, 1, 4_000) for seed in range(4)]
+    together: dict[int, list[int]] = {}
+    threads = [
+        threading.Thread(target=lambda seed=seed: together.update({seed: words(seed, 1, 4_000)})) for seed in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [together[seed] for seed in range(4)] == alone
 
 
 def test_random_is_the_top_53_bits_of_a_word() -> None:

@@ -10,7 +10,8 @@ from turngym_server.environment import Left, Limits, NoInstance
 from turngym_server.envs.sokoban import Sokoban, SokobanOperatorOptions, SokobanOptions
 from turngym_server.rng import Rng
 from turngym_server.sokoban.board import DIRECTIONS, Board, Level, canonical, flood
-from turngym_server.sokoban.generator import Difficulty, connected_floors, draw_level, ends_of_pushes
+from turngym_server.sokoban.floors import connected_floors, ends_of_pushes
+from turngym_server.sokoban.generator import Difficulty, draw_level
 from turngym_server.sokoban.level_file import parse_level, read_levels
 from turngym_server.sokoban.oracle import Plan, plan
 from turngym_server.sokoban.search import fewest_pushes

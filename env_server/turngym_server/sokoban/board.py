@@ -70,7 +70,9 @@ def neighbours(members: int, stride: int) -> int:
 def flood(start: int, within: int, stride: int) -> int:
     """All cells of `within` that are connected to the set `start`."""
     reached = start
-    while (grown := (reached | neighbours(reached, stride)) & within) != reached:
+    while (
+        grown := (reached | reached << 1 | reached >> 1 | reached << stride | reached >> stride) & within
+    ) != reached:
         reached = grown
     return reached
 
