@@ -3,7 +3,6 @@
 import asyncio
 import enum
 import json
-import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,9 +11,11 @@ from typing import Annotated, Final, cast
 import typer
 
 import turngym
+from turngym_server import logs
 from turngym_server.discovery import ALL, find_specs
 from turngym_server.environment import EnvironmentSpec
 from turngym_server.host import EnvironmentHost, did_you_mean, nearest
+from turngym_server.logs import LogFormat
 from turngym_server.service import DEFAULT_SPLITS, Server, ServerConfig
 from turngym_server.splits import Split
 
@@ -69,8 +70,11 @@ def serve(
         str, typer.Option(help="Address of /metrics, which anybody who reaches it may read.")
     ] = _DEFAULTS.metrics_host,
     log_level: Annotated[
-        LogLevel, typer.Option(help="What goes to stderr; info names every item that was refused.")
+        LogLevel, typer.Option(help="What goes to stderr; info adds what was refused, debug sessions.")
     ] = LogLevel.WARNING,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="text, or json: one object a line with session, environment, seeds and step.")
+    ] = LogFormat.TEXT,
     list_environments: Annotated[bool, typer.Option("--list", help="Print the environments there are.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
@@ -98,9 +102,7 @@ def serve(
         metrics_port=metrics_port,
     )
     hosts = [EnvironmentHost(spec, given[spec.id]) for spec in specs]
-    logging.basicConfig(
-        stream=sys.stderr, level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logs.configure(log_level.value.upper(), log_format)
     asyncio.run(run(Server(hosts, config)))
 
 

@@ -18,6 +18,7 @@ Every name begins with `turngym_`; counters end in `_total`, durations are secon
 | `call_items` | rpc | items in a call: what clients coalesce |
 | `item_errors_total` | rpc, code, reason | items that failed; a failed turn counts once, however often it is sent |
 | `calls_refused_total` | rpc, code, reason | calls that failed as a whole |
+| `log_records_dropped_total` | | log records of the process that could not be written |
 | `threads` | | of the process |
 | `build_info` | version, python, grpc | 1 |
 | `environment_info` | environment, version | 1 |
@@ -41,6 +42,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 import turngym
+from turngym_server import logs
 from turngym_server.counts import Counts, EnvironmentCounts, Histogram, RpcCounts
 from turngym_server.errors import CODES, Reason
 from turngym_server.session import Session
@@ -60,6 +62,7 @@ def families(counts: Counts, table: SessionTable, versions: Mapping[str, str]) -
     yield from _session_families(counts, table)
     yield from _environment_families(counts.environments)
     yield from _rpc_families(counts.rpcs)
+    yield _counter("log_records_dropped", "Log records that could not be written.", [((), logs.dropped())])
     yield _gauge("threads", "Threads of the process.", [((), float(threading.active_count()))])
     yield _gauge(
         "build_info",

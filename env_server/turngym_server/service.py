@@ -41,10 +41,11 @@ from turngym_server.batches import (
 from turngym_server.call import Call, Context
 from turngym_server.counts import Departure, Origin, RpcCounts
 from turngym_server.digest import canonical_json, encode_actions
-from turngym_server.environment import Limits
+from turngym_server.environment import EnvironmentSpec, Limits
 from turngym_server.episode import MAX_ACTION_BYTES, MAX_OBSERVATION_BYTES
 from turngym_server.errors import ItemError, Reason, exception_text
 from turngym_server.host import EnvironmentHost, Plan
+from turngym_server.logs import Event, Noise
 from turngym_server.metrics import MetricsEndpoint, families
 from turngym_server.requests import (
     check_request_id,
@@ -369,18 +370,27 @@ class EnvironmentService:
         except ItemError:
             raise
         except Overrun:
-            log.warning("a reset ran past its deadline of %g s: %s", deadline, where)
+            log.warning(
+                "a reset ran past its deadline of %g s: %s",
+                deadline,
+                where,
+                extra={**_reset_event(caller, spec, plan), "reason": Reason.STEP_DEADLINE.value},
+            )
             raise ItemError(
                 Reason.STEP_DEADLINE, f"the reset of {spec.id} ran past its deadline of {deadline:g} s"
             ) from None
         except ENVIRONMENT_ERRORS as error:
-            log.exception("a reset failed: %s", where)
+            log.exception(
+                "a reset failed: %s",
+                where,
+                extra={**_reset_event(caller, spec, plan), "reason": Reason.ENVIRONMENT_FAILED.value},
+            )
             raise ItemError(
                 Reason.ENVIRONMENT_FAILED, f"{spec.id} failed in a reset: {exception_text(error)}"
             ) from error
         finally:
             counts.reset_seconds[origin].add(time.perf_counter() - began)
-        counts.started[plan.split, origin] += 1
+        session.began(origin)
         return session
 
     async def _reset_outcome(self, creation: Creation, want_legal: bool, call: Call) -> bytes:
@@ -473,7 +483,12 @@ class EnvironmentService:
             for session_id in session_ids
         ]
         if departure is Departure.ERROR:
-            log.info("caller %r closed %d sessions because it failed", call.caller, len(outcomes))
+            log.info(
+                "caller %r closed %d sessions because it failed",
+                call.caller,
+                len(outcomes),
+                extra=Event(rpc=call.rpc, caller=call.caller, items=call.items, departure=departure.value),
+            )
         return pb.CloseResponse(outcomes=outcomes).SerializeToString()
 
 
@@ -607,7 +622,14 @@ def _guarded(
                 counts.item_errors.update(call.failures)
                 _log_failures(call)
         counts.refusals[refusal.reason] += 1
-        log.info("%s by %r refused: %s: %s", rpc, call.caller, refusal.reason.value, refusal.message)
+        log.info(
+            "%s by %r refused: %s: %s",
+            rpc,
+            call.caller,
+            refusal.reason.value,
+            refusal.message,
+            extra=Event(rpc=rpc, caller=call.caller, reason=refusal.reason.value),
+        )
         status = refusal.status()
         return await context.abort(
             _STATUS_CODES[status.code],
@@ -628,6 +650,27 @@ def _log_failures(call: Call) -> None:
         call.items,
         ", ".join(f"{reason.value} ({count})" for reason, count in call.failures.items()),
         call.first and call.first.message,
+        extra=Event(
+            rpc=call.rpc,
+            caller=call.caller,
+            items=call.items,
+            failed={reason.value: count for reason, count in call.failures.items()},
+            reason=next(iter(call.failures)).value,
+        ),
+    )
+
+
+def _reset_event(caller: str, spec: EnvironmentSpec, plan: Plan) -> Event:
+    return Event(
+        rpc="Reset",
+        caller=caller,
+        environment=spec.id,
+        version=spec.version,
+        options=plan.options.json,
+        split=plan.split.value,
+        level_seed=str(plan.level_seed),
+        noise=[Noise(from_step=each.from_step, noise_seed=str(each.noise_seed)) for each in plan.noise],
+        replayed=len(plan.turns),
     )
 
 

@@ -14,12 +14,13 @@ from typing import Any, Final, TypeVar
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server import messages
-from turngym_server.counts import Counts, Origin
+from turngym_server.counts import Counts, Departure, Origin
 from turngym_server.digest import encode_actions
 from turngym_server.environment import Environment, EnvironmentSpec
 from turngym_server.episode import Episode, NoiseSegment
 from turngym_server.errors import ItemError, Reason, exception_text
 from turngym_server.host import EnvironmentHost
+from turngym_server.logs import Event, Noise
 from turngym_server.splits import Split
 from turngym_server.threads import Overrun, Threads
 
@@ -87,6 +88,21 @@ class Identity:
             f"noise {', '.join(f'{segment.noise_seed} from step {segment.from_step}' for segment in noise)}"
         )
 
+    def event(self, noise: Sequence[NoiseSegment], step: int) -> Event:
+        """The same as fields of a log record."""
+        spec = self.host.spec
+        return Event(
+            caller=self.caller,
+            session=self.session_id,
+            environment=spec.id,
+            version=spec.version,
+            options=self.options_json,
+            split=self.split.value,
+            level_seed=str(self.level_seed),
+            noise=[Noise(from_step=each.from_step, noise_seed=str(each.noise_seed)) for each in noise],
+            step=step,
+        )
+
 
 class Session:
     """An episode being played.
@@ -149,6 +165,17 @@ class Session:
     def running(self) -> bool:
         """Whether a turn is being played."""
         return self._running is not None
+
+    def began(self, origin: Origin) -> None:
+        """Says that the session now exists."""
+        self.counts.started[self.identity.split, origin] += 1
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug(
+                "%s: %s",
+                origin.value,
+                self.identity.describe(self.episode.noise),
+                extra={**self._event(), "origin": origin.value},
+            )
 
     # A turn
 
@@ -260,6 +287,9 @@ class Session:
         if episode.end_reason:
             self.counts.ended[episode.end_reason] += 1
 
+    def _event(self) -> Event:
+        return self.identity.event(self.episode.noise, self.step_index)
+
     def _fail(self, error: ItemError) -> bytes:
         """Makes `error` the last turn's result, and the end of the episode."""
         self.counts.failed[error.reason] += 1
@@ -271,11 +301,22 @@ class Session:
     def _past_deadline(self, what: str, where: str) -> ItemError:
         spec = self.identity.host.spec
         message = f"{what} of {spec.id} ran past its deadline of {spec.step_deadline:g} s, {where}"
-        log.warning("%s: %s", message, self.identity.describe(self.episode.noise))
+        log.warning(
+            "%s: %s",
+            message,
+            self.identity.describe(self.episode.noise),
+            extra={**self._event(), "reason": Reason.STEP_DEADLINE.value},
+        )
         return ItemError(Reason.STEP_DEADLINE, message)
 
     def _environment_failed(self, error: BaseException) -> ItemError:
-        log.error("step %d failed: %s", self.step_index, self.identity.describe(self.episode.noise), exc_info=error)
+        log.error(
+            "step %d failed: %s",
+            self.step_index,
+            self.identity.describe(self.episode.noise),
+            exc_info=error,
+            extra={**self._event(), "reason": Reason.ENVIRONMENT_FAILED.value},
+        )
         return ItemError(
             Reason.ENVIRONMENT_FAILED,
             f"{self.identity.host.spec.id} failed in step {self.step_index}: {exception_text(error)}",
@@ -377,7 +418,7 @@ class Session:
             episode.change_noise(noise_seed)
             state.digest = episode.digest
         copy = Session(identity, episode, self._runtime, state=state.SerializeToString(), last_actions=fingerprint)
-        self.counts.started[identity.split, Origin.FORK] += 1
+        copy.began(Origin.FORK)
         return copy
 
     async def advise(self) -> pb.Advice:
@@ -426,7 +467,12 @@ class Session:
             release = _keep
             raise self._past_deadline(what, "in the environment") from None
         except ENVIRONMENT_ERRORS as error:
-            log.exception("%s failed: %s", what, self.identity.describe(self.episode.noise))
+            log.exception(
+                "%s failed: %s",
+                what,
+                self.identity.describe(self.episode.noise),
+                extra={**self._event(), "reason": Reason.ENVIRONMENT_FAILED.value},
+            )
             raise ItemError(
                 Reason.ENVIRONMENT_FAILED, f"{spec.id} failed in {what}: {exception_text(error)}"
             ) from error
@@ -446,6 +492,18 @@ class Session:
             self._lock = asyncio.Lock()
         return self._lock
 
+    def depart(self, departure: Departure) -> None:
+        """Ends the session, for the reason given, and frees its environment."""
+        self.counts.departed[departure] += 1
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug(
+                "%s: %s",
+                departure.value,
+                self.identity.describe(self.episode.noise),
+                extra={**self._event(), "departure": departure.value},
+            )
+        self.release()
+
     def release(self) -> None:
         """Frees the environment, once nobody works on it any more. What the session was stays known."""
         if type(self.episode.environment).close is Environment.close and not self._busy:
@@ -458,7 +516,7 @@ class Session:
             try:
                 await self._runtime.threads(self.identity.host.spec).run(self.episode.close)
             except ENVIRONMENT_ERRORS:
-                log.exception("close failed: %s", self.identity.describe(self.episode.noise))
+                log.exception("close failed: %s", self.identity.describe(self.episode.noise), extra=self._event())
 
 
 Fingerprint = bytes
@@ -474,7 +532,11 @@ def list_legal(episode: Episode, identity: Identity) -> pb.LegalActions | None:
     try:
         return messages.legal_actions(episode.legal_actions())
     except ENVIRONMENT_ERRORS:
-        log.exception("legal actions failed: %s", identity.describe(episode.noise))
+        log.exception(
+            "legal actions failed: %s",
+            identity.describe(episode.noise),
+            extra=identity.event(episode.noise, episode.turns_played),
+        )
         return None
 
 

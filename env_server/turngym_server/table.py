@@ -171,8 +171,7 @@ class SessionTable:
         if creation is None or creation.ended or creation.session is None:
             return False
         self._end(creation)
-        creation.session.release()
-        creation.session.counts.departed[departure] += 1
+        creation.session.depart(departure)
         return True
 
     def sweep(self) -> None:
@@ -199,8 +198,7 @@ class SessionTable:
             return
         creation.expired = True
         self._end(creation)
-        session.release()
-        session.counts.departed[Departure.EXPIRED] += 1
+        session.depart(Departure.EXPIRED)
 
     def _end(self, creation: Creation) -> None:
         creation.ended = True

@@ -2,9 +2,6 @@
 
 import asyncio
 import re
-import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -14,6 +11,7 @@ import grpc.aio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sample_environments import DICE, FAULTY, GATE, THREADED_DICE, THREADED_FAULTY
+from server_process import ServerProcess
 from serving import Clock, request_id, reset_item, serving, start, step
 
 import turngym
@@ -233,17 +231,12 @@ async def test_a_port_that_is_taken():
 
 
 def test_the_command_prints_where_metrics_are():
-    command = [sys.executable, "-m", "turngym_server.cli", "--env", "bandit", "--port", "0", "--metrics-port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            _, line = process.stdout.readline(), process.stdout.readline()
-            match = re.fullmatch(r"env_server \S+ metrics at (http://127\.0\.0\.1:\d+/metrics)\n", line)
-            assert match, line
-            assert 'turngym_turns_total{environment="bandit"} 0.0' in _get(match[1])
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=20) == 0
-        finally:
-            process.kill()
+    with ServerProcess("--env", "bandit", "--metrics-port", "0") as server:
+        line = server.process.stdout.readline()
+        match = re.fullmatch(r"env_server \S+ metrics at (http://127\.0\.0\.1:\d+/metrics)\n", line)
+        assert match, line
+        assert 'turngym_turns_total{environment="bandit"} 0.0' in _get(match[1])
+    assert server.process.returncode == 0
 
 
 def test_a_value_on_a_bound_belongs_to_its_bucket():

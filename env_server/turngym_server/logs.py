@@ -1,0 +1,164 @@
+"""The server's log on stderr: one line an event, as text or as JSON, which nobody waits for.
+
+What is known of an event is handed to the logger as `extra=Event(…)`. As JSON each line holds time, level, logger and
+message, an exception's traceback where there is one, and those fields; as text it holds the message, which says the
+same in words. No field holds an action, an observation or a credential, though an environment's own exception may quote
+what it was playing.
+
+A full disk, a closed stderr or a reader that sleeps must not hold up a turn: lines are written by a thread, and what
+cannot be written is dropped and counted.
+"""
+
+import contextlib
+import datetime
+import enum
+import io
+import json
+import logging
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from queue import Full, Queue
+from typing import Final, TypedDict
+
+MAX_WAITING_LINES: Final = 10_000
+"""Lines that wait to be written; further ones are dropped."""
+CLOSING_SECONDS: Final = 1.0
+"""How long waiting lines have at the end."""
+_CONTROL_CHARACTERS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+
+
+class LogFormat(enum.Enum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class Noise(TypedDict):
+    """One noise segment; the seed in decimal digits."""
+
+    from_step: int
+    noise_seed: str
+
+
+class Event(TypedDict, total=False):
+    """What may be known of an event. Seeds are decimal digits: JSON's readers round 64-bit numbers.
+
+    Attributes:
+        step: index of the turn, or of the last one played.
+        replayed: turns that a resumption plays again.
+        origin: how a session began. departure: how it ended.
+        items: of the call. failed: how many of them failed, by reason. reason: of the first failure.
+    """
+
+    rpc: str
+    caller: str
+    reason: str
+    items: int
+    failed: Mapping[str, int]
+    session: str
+    environment: str
+    version: str
+    options: str
+    split: str
+    level_seed: str
+    noise: Sequence[Noise]
+    step: int
+    replayed: int
+    origin: str
+    departure: str
+
+
+class TextFormatter(logging.Formatter):
+    """Lines for people. What a client wrote cannot begin a line of its own."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return super().formatMessage(record).translate(_CONTROL_CHARACTERS)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, in ASCII."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        line: dict[str, object] = {
+            "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line.update((name, getattr(record, name)) for name in Event.__annotations__ if hasattr(record, name))
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, separators=(",", ":"), default=str)
+
+
+class BackgroundHandler(logging.Handler):
+    """Writes lines in a thread of its own.
+
+    Args:
+        stream: unbuffered, so that a line that could not be written is not tried again at exit; None: nowhere.
+        capacity: lines that may wait.
+    """
+
+    def __init__(self, stream: io.RawIOBase | None, capacity: int = MAX_WAITING_LINES) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: Queue[bytes | None] = Queue(capacity)
+        self._refused = 0
+        self._lost = 0
+        self._thread = threading.Thread(target=self._work, name="turngym-log", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """Records that were not written."""
+        return self._refused + self._lost
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put_nowait(self.format(record).encode("utf-8", "backslashreplace") + b"\n")
+        except Exception:
+            self._refused += 1
+
+    def close(self) -> None:
+        """Writes what waits, if that does not take long."""
+        with contextlib.suppress(Full):
+            self._lines.put_nowait(None)
+            self._thread.join(CLOSING_SECONDS)
+        super().close()
+
+    def _work(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                self._write(line)
+            except (OSError, ValueError):  # ValueError: the stream has been closed.
+                self._lost += 1
+
+    def _write(self, line: bytes) -> None:
+        if self._stream is None:
+            raise OSError("there is no stderr")
+        left = memoryview(line)
+        while left:
+            written = self._stream.write(left)
+            if not written:
+                raise BlockingIOError("stderr takes nothing now")
+            left = left[written:]
+
+
+def configure(level: str, format: LogFormat) -> None:
+    """Sends the process's log to stderr."""
+    stream = None
+    if sys.stderr is not None:  # Else the number of the stderr that is not there may be a socket's.
+        stream = io.FileIO(sys.stderr.fileno(), "wb", closefd=False)
+    handler = BackgroundHandler(stream)
+    handler.setFormatter(JsonFormatter() if format is LogFormat.JSON else TextFormatter())
+    logging.raiseExceptions = False
+    logging.basicConfig(handlers=[handler], level=level)
+
+
+def dropped() -> int:
+    """Records of this process that were not written."""
+    return sum(handler.dropped for handler in logging.getLogger().handlers if isinstance(handler, BackgroundHandler))

@@ -1,0 +1,205 @@
+"""What the log says of an event, and that a log which cannot be written harms nobody."""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from sample_environments import FAULTY, GATE, THREADED_FAULTY
+from serving import reset_item, serving, start, step
+
+from turngym.v1 import environment_pb2 as pb
+from turngym.v1 import environment_pb2_grpc
+from turngym_server.logs import BackgroundHandler, JsonFormatter, TextFormatter
+
+SECRET_ACTION = "an action nobody may read"
+
+
+@contextlib.contextmanager
+def logged(path: Path, formatter: logging.Formatter, level: int = logging.DEBUG) -> Iterator[None]:
+    """Writes the server's log to a file while it lasts."""
+    log = logging.getLogger("turngym_server")
+    with path.open("wb", buffering=0) as stream:
+        handler = BackgroundHandler(stream)
+        handler.setFormatter(formatter)
+        log.addHandler(handler)
+        log.setLevel(level)
+        try:
+            yield
+        finally:
+            log.removeHandler(handler)
+            log.setLevel(logging.NOTSET)
+            handler.close()
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_a_failed_step_is_told_with_all_that_plays_it_again(tmp_path):
+    large = 2**64 - 1
+    async with serving(FAULTY) as (stub, _):
+        with logged(tmp_path / "log", JsonFormatter(), logging.INFO):
+            options = '{"reset":""}'
+            session = (await start(stub, environment_id="faulty", level_seed=large, noise_seed=large - 1)).session_id
+            await step(stub, session, 1, "go", SECRET_ACTION)
+            await step(stub, session, 2, "raise")
+    (line,) = lines(tmp_path / "log")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
+    assert "Traceback" in line["exception"]
+    assert "a missing wall" in line.pop("exception")
+    assert line.pop("message").startswith(f"step 2 failed: session {session} of faulty 1.0")
+    assert line == {
+        "level": "error",
+        "logger": "turngym_server.session",
+        "caller": "",
+        "reason": "ENVIRONMENT_FAILED",
+        "session": session,
+        "environment": "faulty",
+        "version": "1.0",
+        "options": options,
+        "split": "all",
+        "level_seed": str(large),
+        "noise": [{"from_step": 1, "noise_seed": str(large - 1)}],
+        "step": 2,
+    }
+
+
+async def test_resets_that_fail_and_turns_past_their_deadline(tmp_path):
+    async with serving(FAULTY, THREADED_FAULTY) as (stub, _):
+        with logged(tmp_path / "log", JsonFormatter(), logging.WARNING):
+            await stub.Reset(pb.ResetRequest(items=[reset_item("faulty", options_json='{"reset":"raise"}')]))
+            session = (await start(stub, environment_id="threaded_faulty")).session_id
+            GATE.clear()
+            try:
+                await step(stub, session, 1, "hang")
+            finally:
+                GATE.set()
+    failed, late = lines(tmp_path / "log")
+    assert (failed["rpc"], failed["reason"], failed["replayed"]) == ("Reset", "ENVIRONMENT_FAILED", 0)
+    assert (failed["environment"], failed["level_seed"]) == ("faulty", "7")
+    assert (late["session"], late["reason"], late["step"]) == (session, "STEP_DEADLINE", 1)
+
+
+async def test_refusals_and_failed_items_are_one_line_a_call(tmp_path):
+    async with serving(FAULTY) as (stub, _):
+        with logged(tmp_path / "log", JsonFormatter(), logging.INFO):
+            session = (await start(stub, environment_id="faulty")).session_id
+            wrong = [
+                pb.StepItem(session_id="nobody's", step_index=1, actions=[SECRET_ACTION]),
+                pb.StepItem(session_id=session, step_index=9, actions=[SECRET_ACTION]),
+                pb.StepItem(session_id="nor his", step_index=1, actions=[SECRET_ACTION]),
+            ]
+            await stub.Step(pb.StepRequest(items=wrong), metadata=[("turngym-client", "alice")])
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stub.Step(pb.StepRequest(), metadata=[("turngym-client", "bob")])
+            await stub.Close(pb.CloseRequest(session_ids=[session], reason=pb.CLOSE_REASON_ERROR))
+    failed, refused, closed = lines(tmp_path / "log")
+    assert (failed["rpc"], failed["caller"], failed["items"]) == ("Step", "alice", 3)
+    assert failed["failed"] == {"SESSION_UNKNOWN": 2, "WRONG_STEP_INDEX": 1}
+    assert failed["reason"] == "SESSION_UNKNOWN"
+    assert (refused["rpc"], refused["caller"], refused["reason"]) == ("Step", "bob", "INVALID_ITEM")
+    assert (closed["rpc"], closed["departure"], closed["items"]) == ("Close", "error", 1)
+    assert SECRET_ACTION not in (tmp_path / "log").read_text()
+
+
+async def test_debug_tells_of_each_session(tmp_path):
+    async with serving(FAULTY) as (stub, _):
+        with logged(tmp_path / "log", JsonFormatter()):
+            session = (await start(stub, environment_id="faulty")).session_id
+            await step(stub, session, 1, SECRET_ACTION)
+            await stub.Close(pb.CloseRequest(session_ids=[session]))
+    began, ended = lines(tmp_path / "log")
+    assert (began["session"], began["origin"], began["step"]) == (session, "reset", 0)
+    assert (ended["session"], ended["departure"], ended["step"]) == (session, "closed", 1)
+    assert SECRET_ACTION not in (tmp_path / "log").read_text()
+
+
+async def test_no_client_begins_a_line_of_text(tmp_path):
+    async with serving(FAULTY) as (stub, _):
+        with logged(tmp_path / "log", TextFormatter(), logging.INFO):
+            await stub.Reset(pb.ResetRequest(items=[reset_item("x\n2030-01-01 ERROR all is lost\x1b[2J")]))
+    text = (tmp_path / "log").read_text()
+    assert len(text.splitlines()) == 1
+    assert "\x1b" not in text
+    assert "all is lost" in text
+
+
+def record(message: str = "told") -> logging.LogRecord:
+    return logging.LogRecord("turngym_server", logging.INFO, __file__, 1, message, (), None)
+
+
+def test_a_reader_that_sleeps_holds_up_nobody():
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb", buffering=0) as stream, os.fdopen(reading, "rb") as reader:
+        handler = BackgroundHandler(stream, capacity=4)
+        handler.setFormatter(TextFormatter())
+        text = "x" * 4_096
+        for _ in range(100):  # A pipe takes 64 KiB.
+            handler.handle(record(text))
+        assert handler.dropped >= 100 - 17 - 4 - 1
+        assert reader.read(1_000)
+        before = handler.dropped
+        os.set_blocking(reading, False)
+        while reader.read(65_536):
+            pass
+        handler.close()
+        assert handler.dropped == before
+
+
+def test_a_record_that_cannot_be_formatted_is_dropped():
+    handler = BackgroundHandler(None)
+    bad = record("%d turns")
+    bad.args = ("no number",)
+    handler.handle(bad)
+    assert handler.dropped == 1
+    handler.close()
+
+
+def play(address: str) -> None:
+    """Does what is told at level info."""
+    with grpc.insecure_channel(address) as channel:
+        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        for _ in range(20):
+            item = pb.StepItem(session_id="nobody's", step_index=1, actions=["go"])
+            assert stub.Step(pb.StepRequest(items=[item]), timeout=20).outcomes[0].error.code
+
+
+def scrape_dropped(url: str) -> float:
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        return float(re.findall(rb"\nturngym_log_records_dropped_total (\S+)", reply.read())[0])
+
+
+@pytest.mark.parametrize("redirect", ["2>/dev/full", "2>&-", "2>{path}"])
+def test_a_log_that_cannot_be_written_harms_nobody(redirect, tmp_path):
+    path = tmp_path / "log"
+    arguments = "--env bandit --port 0 --metrics-port 0 --log-level info --log-format json"
+    command = f"exec {sys.executable} -m turngym_server.cli {arguments} {redirect.format(path=path)}"
+    with subprocess.Popen(["/bin/sh", "-c", command], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            address = re.search(r"listening on (\S+)", process.stdout.readline())[1]
+            metrics = re.search(r"metrics at (\S+)", process.stdout.readline())[1]
+            play(address)
+            expected = 0 if "{path}" in redirect else 20
+            for _ in range(100):
+                if (dropped := scrape_dropped(metrics)) == expected:
+                    break
+                time.sleep(0.05)
+            assert dropped == expected
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 0
+        finally:
+            process.kill()
+    if path.exists():
+        assert [line["reason"] for line in lines(path)] == ["SESSION_UNKNOWN"] * 20
