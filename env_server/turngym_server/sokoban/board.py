@@ -57,6 +57,13 @@ def cells(members: int) -> Iterator[int]:
         members ^= lowest
 
 
+def nth_cell(members: int, n: int) -> int:
+    """The cell of a set that has `n` others before it."""
+    for _ in range(n):
+        members &= members - 1
+    return (members & -members).bit_length() - 1
+
+
 def shift(members: int, delta: int) -> int:
     """The set moved by a difference of cells; what would fall below cell 0 is dropped."""
     return members << delta if delta > 0 else members >> -delta

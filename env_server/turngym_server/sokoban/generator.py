@@ -15,7 +15,7 @@ from typing import Final
 
 from turngym_server.environment import NoInstance
 from turngym_server.rng import Rng
-from turngym_server.sokoban.board import Board, Level, cells
+from turngym_server.sokoban.board import Board, Level, nth_cell
 from turngym_server.sokoban.floors import Floors, draw_floor, ends_of_pushes
 from turngym_server.sokoban.one_box import draw_start
 from turngym_server.sokoban.search import fewest_pushes
@@ -98,9 +98,10 @@ def _asks_for(level: Level, pushes: tuple[int, int | None]) -> bool:
 
 def _one_box(rng: Rng, room: _Room, max_moves: int, pushes: tuple[int, int | None], hardness: int) -> Level | None:
     """A start on this floor, its target uniform among those that allow one; None: none of eight targets does."""
-    targets = list(cells(room.ends))
-    for _ in range(min(_TARGETS_TRIED, len(targets))):
-        target = targets.pop(rng.below(len(targets)))
+    left = room.ends
+    for _ in range(min(_TARGETS_TRIED, left.bit_count())):
+        target = nth_cell(left, rng.below(left.bit_count()))
+        left ^= 1 << target
         start = draw_start(rng, room.width, room.height, room.floor, target, max_moves, pushes, hardness)
         if start is not None:
             player, box = start
@@ -111,11 +112,10 @@ def _one_box(rng: Rng, room: _Room, max_moves: int, pushes: tuple[int, int | Non
 def _backwards(rng: Rng, room: _Room, count: int, max_moves: int) -> Level | None:
     """A start reached by random pulls from boxes on random targets; None: a box stayed on a target."""
     floor, stride = room.floor, room.stride
-    candidates = list(cells(room.ends))
-    targets = 0
+    left = room.ends
     for _ in range(count):
-        targets |= 1 << candidates.pop(rng.below(len(candidates)))
-    boxes = targets
+        left ^= 1 << nth_cell(left, rng.below(left.bit_count()))
+    boxes = targets = room.ends ^ left
     budget = min(max_moves, 2 * count + rng.below(max(1, max_moves - 2 * count + 1)))
     # Before the first pull the player may stand anywhere.
     player, spent, layers = -1, 0, [floor & ~boxes]
@@ -137,7 +137,7 @@ def _backwards(rng: Rng, room: _Room, count: int, max_moves: int) -> Level | Non
     drawn = rng.below(near.bit_count())
     for layer in layers:
         if drawn < layer.bit_count():
-            return Level(Board(room.width, room.height, floor, targets), _nth_cell(layer, drawn), boxes)
+            return Level(Board(room.width, room.height, floor, targets), nth_cell(layer, drawn), boxes)
         drawn -= layer.bit_count()
     raise AssertionError("unreachable: the layers hold what was counted")
 
@@ -177,13 +177,6 @@ def _draw_pull(rng: Rng, chosen: int, free: int, stride: int, layers: list[int])
         for stands, delta in ((up, -stride), (down, stride), (left, -1), (right, 1)):
             here = stands & layer
             if drawn < here.bit_count():
-                return steps + 1, _nth_cell(here, drawn) + delta, delta
+                return steps + 1, nth_cell(here, drawn) + delta, delta
             drawn -= here.bit_count()
     raise AssertionError("unreachable: the layers hold what was counted")
-
-
-def _nth_cell(members: int, n: int) -> int:
-    """The cell of a set that has `n` others before it."""
-    for _ in range(n):
-        members &= members - 1
-    return (members & -members).bit_length() - 1

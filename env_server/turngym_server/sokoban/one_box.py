@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from turngym_server.rng import Rng
-from turngym_server.sokoban.board import cells, flood, neighbours, shift
+from turngym_server.sokoban.board import flood, neighbours, nth_cell, shift
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class _Shape:
     Attributes:
         stride: from a cell to the one below.
         lane: bits of a lane.
+        lanes: for each cell of the box, its lane.
         ones: bit 0 of every lane.
         together: in every lane, the box's own cell, where no player stands.
         beside: for each direction of a push, in the order of `deltas`: the states whose player just pushed so.
@@ -30,6 +31,7 @@ class _Shape:
 
     stride: int
     lane: int
+    lanes: tuple[int, ...]
     ones: int
     together: int
     beside: tuple[int, int, int, int]
@@ -51,6 +53,7 @@ def _shape(width: int, height: int) -> _Shape:
     return _Shape(
         stride=stride,
         lane=lane,
+        lanes=tuple(((1 << lane) - 1) << box * lane for box in boxes),
         ones=sum(1 << box * lane for box in boxes),
         together=standing(0),
         beside=(standing(stride), standing(-stride), standing(1), standing(-1)),
@@ -90,14 +93,10 @@ def draw_start(
     while left >= weights[number]:
         left -= weights[number]
         number += 1
-    left //= (number + 1) ** hardness
-    for box in starts.boxes(layers[: number + 1]):
-        players = starts.players(layers[number] & asked, box)
-        count = players.bit_count()
-        if left < count:
-            return corner + list(cells(players))[rng.below(count)], corner + box
-        left -= count
-    raise AssertionError("unreachable: the lanes of a layer hold all of it")
+    drawn = layers[number] & asked
+    box = starts.nth_box(layers[: number + 1], drawn, left // (number + 1) ** hardness)
+    players = drawn >> box * shape.lane & (1 << shape.lane) - 1
+    return corner + nth_cell(players, rng.below(players.bit_count())), corner + box
 
 
 class _Starts:
@@ -109,10 +108,9 @@ class _Starts:
     def __init__(self, shape: _Shape, floor: int, target: int) -> None:
         self._shape = shape
         self._target = target
-        self._lane = (1 << shape.lane) - 1
         self._solved = floor << target * shape.lane
         # No start has its box on the target.
-        self._open = floor * shape.ones & ~(shape.together | self._lane << target * shape.lane)
+        self._open = floor * shape.ones & ~(shape.together | shape.lanes[target])
         self._last = self._pulled(self._solved)
 
     def _pulled(self, states: int) -> int:
@@ -157,21 +155,36 @@ class _Starts:
             unseen ^= layer
             layer = (self._walked(layer) | self._pulled(layer)) & unseen
 
-    def players(self, states: int, box: int) -> int:
-        """Where the player stands in the states with this box."""
-        return states >> box * self._shape.lane & self._lane
-
-    def boxes(self, layers: Sequence[int]) -> Iterable[int]:
-        """The boxes of the last of the layers by moves, in the order in which a search box by box meets them."""
+    def nth_box(self, layers: Sequence[int], states: int, n: int) -> int:
+        """The box of the n-th of some states of the last layer, in the order in which a search box by box meets them."""
+        box = ((states & -states).bit_length() - 1) // self._shape.lane
+        if not states & ~self._shape.lanes[box]:
+            return box
         order: Iterable[int] = (self._target,)
         for before, after in itertools.pairwise((self._solved, *layers)):
             order = self._met(order, before, after)
-        return order
+        for box in order:
+            count = (states & self._shape.lanes[box]).bit_count()
+            if n < count:
+                return box
+            n -= count
+        raise ValueError("fewer states than n in the lanes of the layer")
 
     def _met(self, order: Iterable[int], before: int, after: int) -> Iterable[int]:
         """The boxes of a layer, from those of the layer before: each meets itself by walking, then others by pulls."""
-        step = self._shape.lane + 1
-        ways = [(0, self._walked(before) & after)]
-        for delta, beside in zip(self._shape.deltas, self._shape.beside, strict=True):
-            ways.append((delta, before & beside & shift(after, delta * step)))
-        return dict.fromkeys(box - delta for box in order for delta, from_ in ways if self.players(from_, box))
+        lanes, step = self._shape.lanes, self._shape.lane + 1
+        walks = self._walked(before) & after
+        pulls = [
+            (delta, states)
+            for delta, beside in zip(self._shape.deltas, self._shape.beside, strict=True)
+            if (states := before & beside & shift(after, delta * step))
+        ]
+        met: dict[int, None] = {}
+        for box in order:
+            lane = lanes[box]
+            if walks & lane:
+                met[box] = None
+            for delta, states in pulls:
+                if states & lane:
+                    met[box - delta] = None
+        return met
