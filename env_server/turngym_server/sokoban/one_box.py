@@ -156,7 +156,7 @@ class _Starts:
             layer = (self._walked(layer) | self._pulled(layer)) & unseen
 
     def nth_box(self, layers: Sequence[int], states: int, n: int) -> int:
-        """The box of the n-th of some states of the last layer, in the order in which a search box by box meets them."""
+        """The box of the n-th of some states of the last layer, in the order in which a search box by box meets it."""
         box = ((states & -states).bit_length() - 1) // self._shape.lane
         if not states & ~self._shape.lanes[box]:
             return box
