@@ -12,12 +12,13 @@ from broken_server import Passthrough, in_front_of
 from sample_environments import THREADED_DICE, Dice, DiceOptions, make_spec
 from serving import serving
 
-from turngym_server.conformance import Finding, Verdict, check
+from turngym_server.conformance import Finding, Verdict, check, expect
 from turngym_server.conformance.__main__ import main
-from turngym_server.conformance.connection import CHANNEL_OPTIONS, Connection
+from turngym_server.conformance.connection import CHANNEL_OPTIONS, Connection, code_name
 from turngym_server.conformance.rule import RULES
 from turngym_server.discovery import load_own
 from turngym_server.environment import REGISTRY, Determinism, Left
+from turngym_server.errors import CODES
 from turngym_server.splits import Split
 
 
@@ -58,7 +59,7 @@ DEFECTS = [
     (broken_server.SaysNotWhy, "Errors: each must carry google.rpc.ErrorInfo"),
     (broken_server.MixesSplits, "Splits: a world's split must be that of its id"),
 ]
-NEVER_CHECKED_HERE = {"tools_are_described", "listed_addresses_answer", "expired_sessions"}
+NEVER_CHECKED_HERE = {"calls_without_a_token", "tools_are_described", "listed_addresses_answer", "expired_sessions"}
 """Rules that the environments and the server of the test give no occasion for."""
 
 
@@ -91,6 +92,10 @@ async def test_our_server_passes():
         assert server.service.table.held == 0
     checked = {finding.rule.name for finding in found if finding.verdict is Verdict.HOLDS}
     assert {rule.name for rule in RULES} - checked == NEVER_CHECKED_HERE
+
+
+def test_the_kit_knows_every_reason():
+    assert {reason.value: code_name(code) for reason, code in CODES.items()}.items() <= expect.CODES.items()
 
 
 async def test_a_server_of_few_splits_and_short_leases_passes():

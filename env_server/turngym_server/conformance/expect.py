@@ -17,6 +17,8 @@ ItemOutcome = pb.ResetOutcome | pb.StepOutcome | pb.AdviseOutcome | pb.KeepAlive
 OutcomeT = TypeVar("OutcomeT")
 
 CODES: Final[Mapping[str, str]] = {
+    "UNAUTHENTICATED": "UNAUTHENTICATED",
+    "NOT_PERMITTED": "PERMISSION_DENIED",
     "UNKNOWN_ENVIRONMENT": "NOT_FOUND",
     "SESSION_EXPIRED": "NOT_FOUND",
     "SESSION_UNKNOWN": "NOT_FOUND",
@@ -34,6 +36,7 @@ CODES: Final[Mapping[str, str]] = {
     "NO_ORACLE": "FAILED_PRECONDITION",
     "SPLIT_NOT_SERVED": "PERMISSION_DENIED",
     "SESSION_LIMIT": "RESOURCE_EXHAUSTED",
+    "QUOTA_EXCEEDED": "RESOURCE_EXHAUSTED",
     "DRAINING": "UNAVAILABLE",
     "ENVIRONMENT_FAILED": "INTERNAL",
     "STEP_DEADLINE": "DEADLINE_EXCEEDED",

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from turngym_server.conformance import (  # Importing a module adds its rules; errors come last, as they look back.
+    access,
     batches,
     copies,
     errors,
@@ -18,7 +19,7 @@ from turngym_server.conformance.connection import CallFailed, Connection
 from turngym_server.conformance.probe import Probe
 from turngym_server.conformance.rule import RULES, Finding, NotApplicable, Rule, Verdict, Violation
 
-SUBJECTS = (information, resets, batches, turns, transitions, splits, replay, copies, leases, errors)
+SUBJECTS = (access, information, resets, batches, turns, transitions, splits, replay, copies, leases, errors)
 """In the order in which their rules are checked."""
 
 
