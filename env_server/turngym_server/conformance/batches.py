@@ -7,29 +7,10 @@ from google.protobuf.message import Message
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.conformance import expect
 from turngym_server.conformance.probe import UNKNOWN_SESSION, Probe, new_request_id
+from turngym_server.conformance.raw import BAD_UTF8, bad_text, items_field
 from turngym_server.conformance.rule import Violation, rule, server_rule
 
-BAD_UTF8 = b"\xed\xa0\x80"
-"""A lone surrogate, which UTF-8 does not have."""
 MOST_ITEMS = 64
-
-
-def items_field(*items: bytes) -> bytes:
-    """A batched request of items that are serialised already, decodable or not."""
-    return b"".join(b"\x0a" + _varint(len(item)) + item for item in items)
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes((*encoded, value))
-
-
-def _bad_text(number: int) -> bytes:
-    """A string field that is no UTF-8."""
-    return bytes((number << 3 | 2, len(BAD_UTF8))) + BAD_UTF8
 
 
 def _batch_size(probe: Probe) -> int:
@@ -133,7 +114,7 @@ def undecodable_step(probe: Probe) -> None:
     size = _batch_size(probe)
     episodes = probe.start_items([probe.item() for _ in range(size - 1)])
     items = [episode.item(episode.an_action()).SerializeToString() for episode in episodes]
-    bad = pb.StepItem(session_id=UNKNOWN_SESSION, step_index=1).SerializeToString() + _bad_text(3)
+    bad = pb.StepItem(session_id=UNKNOWN_SESSION, step_index=1).SerializeToString() + bad_text(3)
     place = size // 2
     items.insert(place, bad)
     outcomes = expect.one_each(probe.connection.raw("Step", items_field(*items), pb.StepResponse).outcomes, items)
@@ -149,7 +130,7 @@ def undecodable_step(probe: Probe) -> None:
 def undecodable_reset(probe: Probe) -> None:
     """Reset: one item whose text is no UTF-8 must be INVALID_ARGUMENT, and the others must start."""
     good, bad_id = probe.item(), new_request_id()
-    bad = pb.ResetItem(request_id=bad_id).SerializeToString() + _bad_text(2)
+    bad = pb.ResetItem(request_id=bad_id).SerializeToString() + bad_text(2)
     data = items_field(good.SerializeToString(), bad)
     outcomes = probe.keep(expect.one_each(probe.connection.raw("Reset", data, pb.ResetResponse).outcomes, "ab"))
     expect.refused(outcomes[1], "INVALID_ITEM")
