@@ -7,7 +7,7 @@ Every call has a deadline, and no failure is retried but these:
     ListEnvironments  `deadline`   UNAVAILABLE DEADLINE_EXCEEDED                      patience
     GetEnvironment    `deadline`   UNAVAILABLE DEADLINE_EXCEEDED                      patience
     Reset             `deadline`   UNAVAILABLE DEADLINE_EXCEEDED RESOURCE_EXHAUSTED*  patience
-    Step              `deadline`   UNAVAILABLE DEADLINE_EXCEEDED NOT_FOUND**          patience
+    Step, StepStream  `deadline`   UNAVAILABLE DEADLINE_EXCEEDED NOT_FOUND**          patience
     Fork              `deadline`   UNAVAILABLE DEADLINE_EXCEEDED RESOURCE_EXHAUSTED* NOT_FOUND**  patience
     Advise            `deadline`   UNAVAILABLE DEADLINE_EXCEEDED NOT_FOUND**          patience
     KeepAlive         `deadline`   UNAVAILABLE DEADLINE_EXCEEDED NOT_FOUND**          patience
@@ -19,7 +19,9 @@ CANCELLED counts as UNAVAILABLE (a server that stops cancels its calls). Backoff
 wait shortened by up to half at random. All of it is safe: Reset and Fork carry the same request id and item each time,
 Step the same index and actions, and the others change nothing when repeated. A session's own address is tried for
 `failover` seconds, then the episode moves, where there is another address; the one left alone gets no new sessions for
-`AVOID_SECONDS`. `patience` counts anew for every call that an application makes.
+`AVOID_SECONDS`. `patience` counts anew for every call that an application makes. Steps go over one stream for each
+server; what the table says of Step holds for each request of the stream (`turngym_client.stream`). A server without
+`StepStream` is sent calls of Step.
 
 Knows nothing of episodes.
 """
@@ -36,15 +38,16 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from weakref import WeakSet
 
-import grpc
 import grpc.aio
-from google.rpc import status_pb2
+from google.rpc import code_pb2
 
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc as pb_grpc
+from turngym_client.calls import result
 from turngym_client.coalesce import Coalescer
 from turngym_client.errors import ProtocolError, ServerBusy, ServerUnavailable
 from turngym_client.messages import StatusError, Verdict, server_from_pb
+from turngym_client.stream import StepStream
 from turngym_client.types import ServerInfo
 
 if TYPE_CHECKING:
@@ -127,6 +130,8 @@ class Server:
         self._metadata = (("turngym-client", client_id),)
         self._step_lanes: dict[tuple[str, bool], Coalescer[pb.StepItem, pb.StepOutcome]] = {}
         self._advise_lane = self._lane(self._send_advise)
+        self._stream: StepStream | None = None
+        self._offers_stream = True
 
     @property
     def is_avoided(self) -> bool:
@@ -142,25 +147,25 @@ class Server:
 
     async def get_server(self) -> pb.GetServerResponse:
         request = pb.GetServerRequest()
-        return await _result(self._stub.GetServer(request, timeout=SHORT_DEADLINE, metadata=self._metadata))
+        return await result(self._stub.GetServer(request, timeout=SHORT_DEADLINE, metadata=self._metadata))
 
     async def list_environments(self, request: pb.ListEnvironmentsRequest) -> pb.ListEnvironmentsResponse:
-        return await _result(self._stub.ListEnvironments(request, timeout=self._deadline, metadata=self._metadata))
+        return await result(self._stub.ListEnvironments(request, timeout=self._deadline, metadata=self._metadata))
 
     async def get_environment(self, request: pb.GetEnvironmentRequest) -> pb.GetEnvironmentResponse:
-        return await _result(self._stub.GetEnvironment(request, timeout=self._deadline, metadata=self._metadata))
+        return await result(self._stub.GetEnvironment(request, timeout=self._deadline, metadata=self._metadata))
 
     async def reset(self, request: pb.ResetRequest) -> pb.ResetResponse:
-        return await _result(self._stub.Reset(request, timeout=self._deadline, metadata=self._metadata))
+        return await result(self._stub.Reset(request, timeout=self._deadline, metadata=self._metadata))
 
     async def fork(self, request: pb.ForkRequest) -> pb.ForkResponse:
-        return await _result(self._stub.Fork(request, timeout=self._deadline, metadata=self._metadata))
+        return await result(self._stub.Fork(request, timeout=self._deadline, metadata=self._metadata))
 
     async def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveResponse:
-        return await _result(self._stub.KeepAlive(request, timeout=self._deadline, metadata=self._metadata))
+        return await result(self._stub.KeepAlive(request, timeout=self._deadline, metadata=self._metadata))
 
     async def close_sessions(self, request: pb.CloseRequest) -> pb.CloseResponse:
-        return await _result(self._stub.Close(request, timeout=SHORT_DEADLINE, metadata=self._metadata))
+        return await result(self._stub.Close(request, timeout=SHORT_DEADLINE, metadata=self._metadata))
 
     async def step(self, environment_id: str, want_legal_actions: bool, item: pb.StepItem) -> pb.StepOutcome:
         """The item's outcome, never pending. Shares requests with other steps of the environment."""
@@ -181,6 +186,8 @@ class Server:
         """Closes the channel; whoever still waits gets `error`."""
         for lane in (*self._step_lanes.values(), self._advise_lane):
             await lane.close(error)
+        if self._stream is not None:
+            await self._stream.close()
         await self._channel.close()
 
     def _lane(
@@ -192,12 +199,29 @@ class Server:
         self, items: Sequence[pb.StepItem], wait: float, want_legal_actions: bool
     ) -> Sequence[pb.StepOutcome | None]:
         request = pb.StepRequest(items=items, max_wait_seconds=wait, want_legal_actions=want_legal_actions)
-        response = await _result(self._stub.Step(request, timeout=self._deadline, metadata=self._metadata))
+        response = await self._streamed(request) if self._offers_stream else None
+        if response is None:
+            response = await result(self._stub.Step(request, timeout=self._deadline, metadata=self._metadata))
         return [None if outcome.HasField("pending") else outcome for outcome in matched(items, response.outcomes)]
+
+    async def _streamed(self, request: pb.StepRequest) -> pb.StepResponse | None:
+        """The reply that comes over the stream; None where a call of Step has to bring it."""
+        if self._stream is None or self._stream.broken:
+            self._stream = StepStream(self._stub.StepStream(metadata=self._metadata))
+        try:
+            return await self._stream.exchange(request, self._deadline)
+        except StatusError as error:
+            if error.code == code_pb2.UNIMPLEMENTED:
+                self._offers_stream = False
+                return None
+            # What gRPC says of a write that came after the server had ended the stream, whatever it ended it with.
+            if error.code == code_pb2.INTERNAL and not error.reason:
+                return None
+            raise
 
     async def _send_advise(self, items: Sequence[pb.AdviseItem], wait: float) -> Sequence[pb.AdviseOutcome | None]:
         request = pb.AdviseRequest(items=items)
-        response = await _result(self._stub.Advise(request, timeout=self._deadline, metadata=self._metadata))
+        response = await result(self._stub.Advise(request, timeout=self._deadline, metadata=self._metadata))
         return matched(items, response.outcomes)
 
 
@@ -210,27 +234,6 @@ def matched(items: Sequence[object], outcomes: Sequence[ResultT]) -> Sequence[Re
 
 def _byte_size(item: pb.StepItem | pb.AdviseItem) -> int:
     return item.ByteSize()
-
-
-async def _result(call: Awaitable[ResultT]) -> ResultT:
-    """The call's reply; a StatusError in place of gRPC's own."""
-    try:
-        return await call
-    except grpc.aio.AioRpcError as error:
-        raise StatusError(_status_of(error), of_item=False) from error
-    except asyncio.CancelledError:
-        # gRPC also cancels the calls of a channel that is closed; that is no cancellation of the waiting task.
-        if (task := asyncio.current_task()) is not None and task.cancelling():
-            raise
-        raise ServerUnavailable("the client was closed while this was under way") from None
-
-
-def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
-    for key, value in error.trailing_metadata() or ():
-        if key == "grpc-status-details-bin" and isinstance(value, bytes):
-            return status_pb2.Status.FromString(value)
-    code = cast("tuple[int, str]", error.code().value)[0]
-    return status_pb2.Status(code=code, message=error.details() or "")
 
 
 class Pool:

@@ -18,6 +18,7 @@ from turngym_server.wire import Undecodable
 MAX_BATCH_ITEMS: Final = 1_024
 MAX_REPLY_BYTES: Final = 16 * 1024 * 1024
 """Outcomes beyond this are pending; a single one is always sent."""
+STREAMED_STEP_FIELD: Final = pb.StepStreamRequest.STEP_FIELD_NUMBER
 STRAGGLER_SECONDS: Final = 0.005
 """How long a reply waits for the others once one item is done: a slow neighbour harms nobody."""
 
@@ -42,6 +43,30 @@ def decode(kind: type[RequestT], item_kind: type[ItemT], data: bytes) -> tuple[R
         request, items = batch.request, [_parse(item_kind, item) for item in batch.items]
     _check_size(len(items))
     return request, items
+
+
+def unframe(data: bytes) -> tuple[int, pb.StepRequest | bytes]:
+    """The id of a StepStreamRequest, as far as it can be read, and what it asks for; undecodable: all its bytes."""
+    try:
+        framed = pb.StepStreamRequest.FromString(data)
+    except DecodeError:
+        return wire.integer_field(data, 1) & 0xFFFFFFFFFFFFFFFF, data
+    return framed.id, framed.step
+
+
+def decode_streamed(request: pb.StepRequest | bytes) -> tuple[pb.StepRequest, Sequence[pb.StepItem | Undecodable]]:
+    """What `unframe` gave as `decode` gives it. Raises what that does."""
+    if isinstance(request, bytes):
+        # A message field that comes in pieces is their concatenation.
+        pieces = wire.take_apart(pb.StepStreamRequest, request, STREAMED_STEP_FIELD).items
+        return decode(pb.StepRequest, pb.StepItem, b"".join(pieces))
+    _check_size(len(request.items))
+    return request, request.items
+
+
+def frame(request_id: int, field: int, outcome: bytes) -> bytes:
+    """A serialised StepStreamResponse."""
+    return wire.varint_field(1, request_id) + wire.bytes_field(field, outcome)
 
 
 def decode_ids(kind: type[RequestT], data: bytes) -> tuple[RequestT, Sequence[str]]:

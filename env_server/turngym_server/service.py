@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NoReturn, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -28,8 +28,10 @@ from turngym_server.batches import (
     MAX_BATCH_ITEMS,
     decode,
     decode_ids,
+    decode_streamed,
     decoded,
     first_then_stragglers,
+    frame,
     once,
     reply,
     request_id_of,
@@ -37,6 +39,7 @@ from turngym_server.batches import (
     session_id_of,
     step_error,
     step_pending,
+    unframe,
 )
 from turngym_server.call import Call, Context
 from turngym_server.counts import Departure, Origin, RpcCounts
@@ -64,6 +67,7 @@ from turngym_server.session import (
     list_legal,
 )
 from turngym_server.splits import Split
+from turngym_server.stream import RequestStream
 from turngym_server.table import Creation, SessionTable
 from turngym_server.threads import Overrun
 from turngym_server.wire import Undecodable
@@ -135,6 +139,8 @@ class EnvironmentService:
             tag=secrets.token_hex(4),
         )
         self._splits = frozenset(config.splits)
+        self.streams: set[RequestStream] = set()
+        self._streams_stopped = False
 
     async def metrics(self) -> Iterable[Metric]:
         """All that Prometheus is told."""
@@ -154,13 +160,12 @@ class EnvironmentService:
             "KeepAlive": self.keep_alive,
             "Close": self.close,
         }
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                name: grpc.unary_unary_rpc_method_handler(_guarded(name, method, self.runtime.counts.rpc(name)))
-                for name, method in methods.items()
-            },
-        )
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            name: grpc.unary_unary_rpc_method_handler(_guarded(name, method, self.runtime.counts.rpc(name)))
+            for name, method in methods.items()
+        }
+        handlers["StepStream"] = grpc.stream_stream_rpc_method_handler(self.step_stream)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     # What is served
 
@@ -412,7 +417,40 @@ class EnvironmentService:
     # Turns
 
     async def step(self, data: bytes, call: Call) -> bytes:
-        request, items = decode(pb.StepRequest, pb.StepItem, data)
+        return await self._step(*decode(pb.StepRequest, pb.StepItem, data), call)
+
+    async def step_stream(self, _requests: object, context: Context) -> None:
+        counts = self.runtime.counts.rpc("StepStream")
+
+        async def answer(data: bytes) -> bytes:
+            request_id, request = unframe(data)
+
+            async def step(call: Call) -> bytes:
+                return await self._step(*decode_streamed(request), call)
+
+            reply = await _counted(Call("StepStream", context), step, counts)
+            if isinstance(reply, bytes):
+                return frame(request_id, pb.StepStreamResponse.STEP_FIELD_NUMBER, reply)
+            return frame(request_id, pb.StepStreamResponse.ERROR_FIELD_NUMBER, reply.status().SerializeToString())
+
+        stream = RequestStream(context, answer)
+        self.streams.add(stream)
+        try:
+            if not self._streams_stopped:
+                await stream.run()
+        finally:
+            self.streams.discard(stream)
+        if self._streams_stopped:
+            await _abort(context, ItemError(Reason.DRAINING, "the server is shutting down; resume episodes on another"))
+
+    def stop_streams(self) -> None:
+        """Ends every stream once what it has read is answered."""
+        self._streams_stopped = True
+        for stream in self.streams:
+            stream.stop()
+
+    async def _step(self, request: pb.StepRequest, items: Sequence[pb.StepItem | Undecodable], call: Call) -> bytes:
+        """Plays one turn in each session; a serialised StepResponse."""
         waiting = wait_seconds(request.max_wait_seconds)
         want_legal = request.want_legal_actions
         call.items = len(items)
@@ -566,6 +604,7 @@ class Server:
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
         """Refuses new calls, and gives those under way `grace_seconds`."""
+        self.service.stop_streams()
         await self._server.stop(grace_seconds)
         self._sweeper.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -606,38 +645,46 @@ def _guarded(
     """The method, counted, its ItemErrors turned into the status of the whole call."""
 
     async def answer(data: bytes, context: Context) -> bytes:
-        call = Call(rpc, context)
-        began = time.perf_counter()
-        try:
-            return await method(data, call)
-        except ItemError as error:
-            refusal = error
-        except DecodeError as error:
-            refusal = ItemError(Reason.INVALID_ITEM, f"the request is no valid message: {error}")
-        finally:
-            counts.seconds.add(time.perf_counter() - began)
-            if call.items:
-                counts.items.add(call.items)
-            if call.failures:
-                counts.item_errors.update(call.failures)
-                _log_failures(call)
-        counts.refusals[refusal.reason] += 1
-        log.info(
-            "%s by %r refused: %s: %s",
-            rpc,
-            call.caller,
-            refusal.reason.value,
-            refusal.message,
-            extra=Event(rpc=rpc, caller=call.caller, reason=refusal.reason.value),
-        )
-        status = refusal.status()
-        return await context.abort(
-            _STATUS_CODES[status.code],
-            status.message,
-            (("grpc-status-details-bin", status.SerializeToString()),),
-        )
+        reply = await _counted(Call(rpc, context), lambda call: method(data, call), counts)
+        return reply if isinstance(reply, bytes) else await _abort(context, reply)
 
     return answer
+
+
+async def _counted(call: Call, work: Callable[[Call], Awaitable[bytes]], counts: RpcCounts) -> bytes | ItemError:
+    """The reply to a request, or why it is refused as a whole; both are counted."""
+    began = time.perf_counter()
+    try:
+        return await work(call)
+    except ItemError as error:
+        refusal = error
+    except DecodeError as error:
+        refusal = ItemError(Reason.INVALID_ITEM, f"the request is no valid message: {error}")
+    finally:
+        counts.seconds.add(time.perf_counter() - began)
+        if call.items:
+            counts.items.add(call.items)
+        if call.failures:
+            counts.item_errors.update(call.failures)
+            _log_failures(call)
+    counts.refusals[refusal.reason] += 1
+    log.info(
+        "%s by %r refused: %s: %s",
+        call.rpc,
+        call.caller,
+        refusal.reason.value,
+        refusal.message,
+        extra=Event(rpc=call.rpc, caller=call.caller, reason=refusal.reason.value),
+    )
+    return refusal
+
+
+async def _abort(context: Context, refusal: ItemError) -> NoReturn:
+    """Ends a call."""
+    status = refusal.status()
+    await context.abort(
+        _STATUS_CODES[status.code], status.message, (("grpc-status-details-bin", status.SerializeToString()),)
+    )
 
 
 def _log_failures(call: Call) -> None:

@@ -4,6 +4,7 @@ Outcomes are kept as the bytes they leave as, so that a batch is answered by joi
 undecodable item is taken apart, so that the item fails alone. Knows nothing of what the messages mean.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -60,7 +61,7 @@ def varint_field(number: int, value: int) -> bytes:
     return _BYTE[number << 3 | _VARINT] + varint(value)
 
 
-def take_apart(kind: type[MessageT], data: bytes) -> Batch[MessageT]:
+def take_apart(kind: type[MessageT], data: bytes, items_field: int = ITEMS_FIELD) -> Batch[MessageT]:
     """Splits a batched request into its items and the rest.
 
     Raises:
@@ -69,7 +70,7 @@ def take_apart(kind: type[MessageT], data: bytes) -> Batch[MessageT]:
     items: list[bytes] = []
     rest = bytearray()
     for number, wire_type, start, payload_start, end in _fields(data):
-        if number == ITEMS_FIELD and wire_type == _BYTES:
+        if number == items_field and wire_type == _BYTES:
             items.append(data[payload_start:end])
         else:
             rest += data[start:end]
@@ -112,9 +113,12 @@ def integer_field(data: bytes, number: int) -> int:
     return value
 
 
-def _fields(data: bytes) -> "list[tuple[int, int, int, int, int]]":
-    """(field number, wire type, start of the field, start of its payload, end) of each top-level field."""
-    found: list[tuple[int, int, int, int, int]] = []
+def _fields(data: bytes) -> Iterator[tuple[int, int, int, int, int]]:
+    """(field number, wire type, start of the field, start of its payload, end) of each top-level field.
+
+    Raises:
+        DecodeError: once it comes to what is no field.
+    """
     position = 0
     while position < len(data):
         start = position
@@ -134,8 +138,7 @@ def _fields(data: bytes) -> "list[tuple[int, int, int, int, int]]":
             raise DecodeError(f"wire type {wire_type} at byte {start}")
         if position > len(data):
             raise DecodeError(f"the field at byte {start} runs past the end of the message")
-        found.append((number, wire_type, start, payload, position))
-    return found
+        yield number, wire_type, start, payload, position
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:

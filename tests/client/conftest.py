@@ -57,16 +57,40 @@ class ToySession:
         )
 
 
+class StreamedRequest:
+    """Stands for the context of a call where a request came over a stream."""
+
+    def __init__(self, context):
+        self.invocation_metadata = context.invocation_metadata
+        self.status = status_pb2.Status()
+
+    def time_remaining(self):
+        return None
+
+    def set_trailing_metadata(self, metadata):
+        self.status.ParseFromString(dict(metadata)["grpc-status-details-bin"])
+
+    async def abort(self, code, message):
+        raise Refused
+
+
+class Refused(Exception):
+    """A streamed request is answered with its context's status."""
+
+
 class ToyService(pb_grpc.EnvironmentServiceServicer):
     """Episodes whose observation is their history, so that a turn played twice, lost or swapped is seen.
 
     `before[rpc]` and `after[rpc]` hold statuses, one for each coming call, which it fails with before or after having
     done its work (None: let it pass). `items[rpc]` holds the same for the outcome of an item. `pending` is how many
     outcomes of steps still come as Pending. `forgets_turns` makes replays end where they began. `calls` and
-    `deadlines` are those met.
+    `deadlines` are those met; a request of a stream is a call of Step without a deadline. `streams` is how many streams
+    were asked for.
     """
 
-    def __init__(self):
+    def __init__(self, offers_stream):
+        self.offers_stream = offers_stream
+        self.streams = 0
         self.sessions = {}
         self.by_request = {}
         self.calls = []
@@ -87,7 +111,8 @@ class ToyService(pb_grpc.EnvironmentServiceServicer):
 
     async def _enter(self, rpc, context):
         self.calls.append(rpc)
-        self.deadlines[rpc] = context.time_remaining()
+        if (deadline := context.time_remaining()) is not None:
+            self.deadlines[rpc] = deadline
         self.client_ids.update(value for key, value in context.invocation_metadata() if key == "turngym-client")
         await self._fail(self.before.get(rpc), context)
 
@@ -175,6 +200,25 @@ class ToyService(pb_grpc.EnvironmentServiceServicer):
         await self._fail(self.after.get("Step"), context)
         return pb.StepResponse(outcomes=outcomes)
 
+    async def StepStream(self, requests, context):
+        self.streams += 1
+        if not self.offers_stream:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such method")
+        writing = asyncio.Lock()
+
+        async def answer(request):
+            streamed = StreamedRequest(context)
+            try:
+                response = pb.StepStreamResponse(id=request.id, step=await self.Step(request.step, streamed))
+            except Refused:
+                response = pb.StepStreamResponse(id=request.id, error=streamed.status)
+            async with writing:
+                await context.write(response)
+
+        async with asyncio.TaskGroup() as answers:
+            async for request in requests:
+                answers.create_task(answer(request))
+
     def _step(self, item):
         outcome = pb.StepOutcome(session_id=item.session_id, step_index=item.step_index)
         session = self.sessions.get(item.session_id)
@@ -224,8 +268,8 @@ class ToyService(pb_grpc.EnvironmentServiceServicer):
 class Toy:
     """A running toy server that can be stopped and started again on its port, its sessions kept or forgotten."""
 
-    def __init__(self):
-        self.service = ToyService()
+    def __init__(self, offers_stream):
+        self.service = ToyService(offers_stream)
         self.port = 0
         self._server = None
 
@@ -256,13 +300,13 @@ class Toy:
         self.service.items[rpc] = statuses(failures)
 
 
-@pytest.fixture
-async def toys():
-    """Starts toy servers; they stop with the test."""
+@pytest.fixture(params=["stream", "unary"])
+async def toys(request):
+    """Starts toy servers, new ones or such as offer no streams; they stop with the test."""
     running = []
 
     async def start():
-        running.append(await Toy().start())
+        running.append(await Toy(offers_stream=request.param == "stream").start())
         return running[-1]
 
     yield start

@@ -17,6 +17,8 @@ from sample_environments import DICE, GATE, THREADED_DICE
 from serving import details, reason, request_id, serving, step
 
 from turngym.v1 import environment_pb2 as pb
+from turngym_client.messages import StatusError, Verdict
+from turngym_client.stream import StepStream
 
 ACTIONS = st.lists(st.sampled_from(["roll", "roll", "slow", "roll", "stop", "nonsense", ""]), min_size=1, max_size=4)
 SEEDS = st.integers(0, 2**64 - 1)
@@ -46,6 +48,11 @@ class Machine(RuleBasedStateMachine):
     runner: asyncio.Runner
     episodes = Bundle("episodes")
 
+    @staticmethod
+    def transport(stub):
+        """What steps go through: here single calls."""
+        return stub
+
     def __init__(self):
         super().__init__()
         GATE.set()
@@ -57,7 +64,8 @@ class Machine(RuleBasedStateMachine):
 
     async def open(self):
         self.stack = contextlib.AsyncExitStack()
-        self.stub, _ = await self.stack.enter_async_context(serving(DICE, THREADED_DICE))
+        stub, _ = await self.stack.enter_async_context(serving(DICE, THREADED_DICE))
+        self.stub = self.transport(stub)
 
     def teardown(self):
         GATE.set()
@@ -259,6 +267,50 @@ class Machine(RuleBasedStateMachine):
         assert state.digest == model.digest
 
 
+class OverStream:
+    """A stub whose steps go over one stream, mended when it breaks."""
+
+    def __init__(self, stub):
+        self._stub = stub
+        self._stream = None
+
+    def __getattr__(self, rpc):
+        return getattr(self._stub, rpc)
+
+    async def Step(self, request):
+        while True:
+            if self._stream is None or self._stream.broken:
+                self._stream = StepStream(self._stub.StepStream())
+            try:
+                return await self._stream.exchange(request, 20)
+            except StatusError as error:
+                if error.verdict is not Verdict.AWAY:
+                    raise
+
+    async def cut(self):
+        if self._stream is not None:
+            await self._stream.close()
+
+
+class StreamMachine(Machine):
+    transport = OverStream
+
+    @rule(played=Machine.episodes, actions=ACTIONS)
+    def cut_in_mid_step(self, played, actions):
+        """The stream breaks while a turn is being played; what is under way goes over another."""
+
+        async def cut():
+            if played.model.environment == "threaded_dice":
+                GATE.clear()
+            sent = asyncio.ensure_future(self.send(played, actions))
+            await asyncio.sleep(0.005)
+            await self.stub.cut()
+            GATE.set()
+            return await sent
+
+        self.turn(played, actions, cut)
+
+
 def replay(model, turns, noise):
     segments = list(noise[1:])
     for index, actions in enumerate(turns, start=1):
@@ -275,4 +327,6 @@ Machine.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+StreamMachine.TestCase.settings = Machine.TestCase.settings
 TestSessions = Machine.TestCase
+TestStreams = StreamMachine.TestCase

@@ -3,8 +3,9 @@
 isort:skip_file
 The contract between an environment server and whoever plays against it.
 
-Everything is unary and batched: a single step is a batch of one. Every item of a batch succeeds or fails on its
-own, outcomes come back in the order of the items, and the ids an item was sent with are echoed in its outcome.
+Everything is unary and batched (but StepStream, where the same batches share a stream): a single step is a batch of
+one. Every item of a batch succeeds or fails on its own, outcomes come back in the order of the items, and the ids an
+item was sent with are echoed in its outcome.
 
 Status of an item or of a whole call is google.rpc.Code. Details carry google.rpc.ErrorInfo with domain "turngym"
 and one of these reasons:
@@ -1154,6 +1155,65 @@ class StepOutcome(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["outcome", b"outcome"]) -> typing.Literal["transition", "error", "pending"] | None: ...
 
 global___StepOutcome = StepOutcome
+
+@typing.final
+class StepStreamRequest(google.protobuf.message.Message):
+    """StepStream"""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    id: builtins.int
+    """Echoed in the answer. Means nothing to the server: of two requests with the same id under way both are played and
+    answered, and only their outcomes tell the answers apart. 0 is better left unused; see StepStreamResponse.id.
+    """
+    @property
+    def step(self) -> global___StepRequest:
+        """Unset: a request without items, which is refused. A stream may have 64 requests waiting for slow items; until one
+        of them is answered, the server reads no further ones.
+        """
+
+    def __init__(
+        self,
+        *,
+        id: builtins.int = ...,
+        step: global___StepRequest | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["step", b"step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id", "step", b"step"]) -> None: ...
+
+global___StepStreamRequest = StepStreamRequest
+
+@typing.final
+class StepStreamResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    id: builtins.int
+    """The request's; 0 where the request could not be decoded as far as its id."""
+    @property
+    def step(self) -> global___StepResponse: ...
+    @property
+    def error(self) -> google.rpc.status_pb2.Status:
+        """The request as a whole is refused, for what would be the status of a Step call; nothing of it was played. The
+        stream goes on.
+        """
+
+    def __init__(
+        self,
+        *,
+        id: builtins.int = ...,
+        step: global___StepResponse | None = ...,
+        error: google.rpc.status_pb2.Status | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error", "outcome", b"outcome", "step", b"step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "id", b"id", "outcome", b"outcome", "step", b"step"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["outcome", b"outcome"]) -> typing.Literal["step", "error"] | None: ...
+
+global___StepStreamResponse = StepStreamResponse
 
 @typing.final
 class ForkRequest(google.protobuf.message.Message):

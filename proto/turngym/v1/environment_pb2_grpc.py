@@ -59,6 +59,11 @@ class EnvironmentServiceStub(object):
                 request_serializer=turngym_dot_v1_dot_environment__pb2.StepRequest.SerializeToString,
                 response_deserializer=turngym_dot_v1_dot_environment__pb2.StepResponse.FromString,
                 _registered_method=True)
+        self.StepStream = channel.stream_stream(
+                '/turngym.v1.EnvironmentService/StepStream',
+                request_serializer=turngym_dot_v1_dot_environment__pb2.StepStreamRequest.SerializeToString,
+                response_deserializer=turngym_dot_v1_dot_environment__pb2.StepStreamResponse.FromString,
+                _registered_method=True)
         self.Fork = channel.unary_unary(
                 '/turngym.v1.EnvironmentService/Fork',
                 request_serializer=turngym_dot_v1_dot_environment__pb2.ForkRequest.SerializeToString,
@@ -120,6 +125,17 @@ class EnvironmentServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StepStream(self, request_iterator, context):
+        """The same as Step, many requests over one stream: less latency for callers that play one episode at a time. Every
+        rule of Step holds for each request, which is answered under its id as soon as it can be, in any order. A stream
+        that breaks loses nothing: open another, or call Step, and send the same items again. Where the caller half-closes,
+        what is under way is still answered; a server that shuts down does the same, and then ends the stream as DRAINING.
+        A server that does not offer it answers UNIMPLEMENTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Fork(self, request, context):
         """Copies sessions as they stand. Admitted like Reset. Safe to retry.
         """
@@ -175,6 +191,11 @@ def add_EnvironmentServiceServicer_to_server(servicer, server):
                     servicer.Step,
                     request_deserializer=turngym_dot_v1_dot_environment__pb2.StepRequest.FromString,
                     response_serializer=turngym_dot_v1_dot_environment__pb2.StepResponse.SerializeToString,
+            ),
+            'StepStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.StepStream,
+                    request_deserializer=turngym_dot_v1_dot_environment__pb2.StepStreamRequest.FromString,
+                    response_serializer=turngym_dot_v1_dot_environment__pb2.StepStreamResponse.SerializeToString,
             ),
             'Fork': grpc.unary_unary_rpc_method_handler(
                     servicer.Fork,
@@ -332,6 +353,33 @@ class EnvironmentService(object):
             '/turngym.v1.EnvironmentService/Step',
             turngym_dot_v1_dot_environment__pb2.StepRequest.SerializeToString,
             turngym_dot_v1_dot_environment__pb2.StepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StepStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/turngym.v1.EnvironmentService/StepStream',
+            turngym_dot_v1_dot_environment__pb2.StepStreamRequest.SerializeToString,
+            turngym_dot_v1_dot_environment__pb2.StepStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,8 +3,9 @@
 isort:skip_file
 The contract between an environment server and whoever plays against it.
 
-Everything is unary and batched: a single step is a batch of one. Every item of a batch succeeds or fails on its
-own, outcomes come back in the order of the items, and the ids an item was sent with are echoed in its outcome.
+Everything is unary and batched (but StepStream, where the same batches share a stream): a single step is a batch of
+one. Every item of a batch succeeds or fails on its own, outcomes come back in the order of the items, and the ids an
+item was sent with are echoed in its outcome.
 
 Status of an item or of a whole call is google.rpc.Code. Details carry google.rpc.ErrorInfo with domain "turngym"
 and one of these reasons:
@@ -109,6 +110,17 @@ class EnvironmentServiceStub:
     ]
     """Plays one turn in each session, exactly once however often it is sent."""
 
+    StepStream: grpc.StreamStreamMultiCallable[
+        turngym.v1.environment_pb2.StepStreamRequest,
+        turngym.v1.environment_pb2.StepStreamResponse,
+    ]
+    """The same as Step, many requests over one stream: less latency for callers that play one episode at a time. Every
+    rule of Step holds for each request, which is answered under its id as soon as it can be, in any order. A stream
+    that breaks loses nothing: open another, or call Step, and send the same items again. Where the caller half-closes,
+    what is under way is still answered; a server that shuts down does the same, and then ends the stream as DRAINING.
+    A server that does not offer it answers UNIMPLEMENTED.
+    """
+
     Fork: grpc.UnaryUnaryMultiCallable[
         turngym.v1.environment_pb2.ForkRequest,
         turngym.v1.environment_pb2.ForkResponse,
@@ -165,6 +177,17 @@ class EnvironmentServiceAsyncStub:
         turngym.v1.environment_pb2.StepResponse,
     ]
     """Plays one turn in each session, exactly once however often it is sent."""
+
+    StepStream: grpc.aio.StreamStreamMultiCallable[
+        turngym.v1.environment_pb2.StepStreamRequest,
+        turngym.v1.environment_pb2.StepStreamResponse,
+    ]
+    """The same as Step, many requests over one stream: less latency for callers that play one episode at a time. Every
+    rule of Step holds for each request, which is answered under its id as soon as it can be, in any order. A stream
+    that breaks loses nothing: open another, or call Step, and send the same items again. Where the caller half-closes,
+    what is under way is still answered; a server that shuts down does the same, and then ends the stream as DRAINING.
+    A server that does not offer it answers UNIMPLEMENTED.
+    """
 
     Fork: grpc.aio.UnaryUnaryMultiCallable[
         turngym.v1.environment_pb2.ForkRequest,
@@ -232,6 +255,19 @@ class EnvironmentServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[turngym.v1.environment_pb2.StepResponse, collections.abc.Awaitable[turngym.v1.environment_pb2.StepResponse]]:
         """Plays one turn in each session, exactly once however often it is sent."""
+
+    @abc.abstractmethod
+    def StepStream(
+        self,
+        request_iterator: _MaybeAsyncIterator[turngym.v1.environment_pb2.StepStreamRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[turngym.v1.environment_pb2.StepStreamResponse], collections.abc.AsyncIterator[turngym.v1.environment_pb2.StepStreamResponse]]:
+        """The same as Step, many requests over one stream: less latency for callers that play one episode at a time. Every
+        rule of Step holds for each request, which is answered under its id as soon as it can be, in any order. A stream
+        that breaks loses nothing: open another, or call Step, and send the same items again. Where the caller half-closes,
+        what is under way is still answered; a server that shuts down does the same, and then ends the stream as DRAINING.
+        A server that does not offer it answers UNIMPLEMENTED.
+        """
 
     @abc.abstractmethod
     def Fork(
