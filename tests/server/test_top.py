@@ -1,0 +1,139 @@
+"""`turngym top`: its arithmetic worked by hand, and the command beside a real server."""
+
+import asyncio
+import math
+import os
+import re
+import sys
+
+import pytest
+from sample_environments import DICE, FAULTY
+from serving import serving, start, step
+
+from turngym.v1 import environment_pb2 as pb
+from turngym_server.snapshot import Window, quantile, read
+from turngym_server.top import metrics_url
+
+BEFORE = """
+turngym_build_info{version="9.9",worker="0"} 1.0
+turngym_build_info{version="9.9",worker="1"} 1.0
+# TYPE turngym_turns counter
+turngym_turns_total{environment="dice",worker="0"} 100
+turngym_turns_total{environment="dice",worker="1"} 10
+turngym_turns_total{environment="lake",worker="1"} 7
+# TYPE turngym_sessions gauge
+turngym_sessions{environment="dice",state="idle",worker="0"} 3
+turngym_sessions{environment="dice",state="idle",worker="1"} 4
+# TYPE turngym_call_seconds histogram
+turngym_call_seconds_bucket{rpc="Step",le="0.1",worker="0"} 50
+turngym_call_seconds_bucket{rpc="Step",le="0.2",worker="0"} 50
+turngym_call_seconds_bucket{rpc="Step",le="+Inf",worker="0"} 50
+turngym_call_seconds_bucket{rpc="Close",le="0.1",worker="0"} 5
+turngym_call_seconds_bucket{rpc="Close",le="0.2",worker="0"} 5
+turngym_call_seconds_bucket{rpc="Close",le="+Inf",worker="0"} 5
+"""
+AFTER = """
+turngym_build_info{version="9.9",worker="0"} 1.0
+turngym_build_info{version="9.9",worker="1"} 1.0
+# TYPE turngym_turns counter
+turngym_turns_total{environment="dice",worker="0"} 140
+turngym_turns_total{environment="dice",worker="1"} 4
+turngym_turns_total{environment="lake",worker="1"} 7
+# TYPE turngym_call_seconds histogram
+turngym_call_seconds_bucket{rpc="Step",le="0.1",worker="0"} 56
+turngym_call_seconds_bucket{rpc="Step",le="0.2",worker="0"} 60
+turngym_call_seconds_bucket{rpc="Step",le="+Inf",worker="0"} 60
+turngym_call_seconds_bucket{rpc="Close",le="0.1",worker="0"} 5
+turngym_call_seconds_bucket{rpc="Close",le="0.2",worker="0"} 5
+turngym_call_seconds_bucket{rpc="Close",le="+Inf",worker="0"} 5
+"""
+
+
+def test_rates_and_quantiles_between_two_scrapes():
+    window = Window(read(BEFORE, 50.0), read(AFTER, 52.0))
+    # Worker 1 began again: its 4 turns are new. (40 + 4) / 2 s.
+    assert window.rate("turns_total", "environment") == {("dice",): 22.0, ("lake",): 0.0}
+    assert window.rate("turns_total", "worker") == {("0",): 20.0, ("1",): 2.0}
+    assert window.before.by("sessions", "environment", "state") == {("dice", "idle"): 7.0}
+    # Ten calls came, six up to 0.1 s and four up to 0.2 s: the fifth lies at 5/6 of the first bucket, the ninth at 3/4
+    # of the second. No Close came.
+    quantiles = window.quantiles("call_seconds", (0.5, 0.9), "rpc")
+    assert quantiles == {("Step",): pytest.approx([0.1 * 5 / 6, 0.1 + 0.1 * 3 / 4])}
+
+
+def test_quantiles_at_the_edges():
+    buckets = [(1.0, 0.0), (2.0, 4.0), (math.inf, 5.0)]
+    assert quantile(buckets, 0.0) == 1.0
+    assert quantile(buckets, 0.8) == 2.0
+    assert quantile(buckets, 1.0) == 2.0  # Above every finite bound: the largest of them.
+    assert math.isnan(quantile([(1.0, 0.0), (math.inf, 0.0)], 0.5))
+
+
+@pytest.mark.parametrize("text", ["", "<html>no metrics</html>", "other_total 3\n"])
+def test_what_is_no_server_of_turngym(text):
+    with pytest.raises(ValueError):
+        read(text, 0.0)
+
+
+def test_addresses():
+    assert metrics_url("host:9100") == "http://host:9100/metrics"
+    assert metrics_url("[::1]:9100") == "http://[::1]:9100/metrics"
+    assert metrics_url("https://host:9100/own/") == "https://host:9100/own"
+    for wrong in ("host", "host:port", "host:70000", "ftp://host:1", ":9100", "file:///etc/passwd"):
+        with pytest.raises(ValueError, match="expected HOST:PORT"):
+            metrics_url(wrong)
+
+
+async def run(*arguments: str) -> tuple[int | None, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "turngym_server.top", "top", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    out, error = await process.communicate()
+    return process.returncode, re.sub(r" +\n", "\n", out.decode()), error.decode()
+
+
+async def test_one_table_of_a_server_at_play():
+    async with serving(DICE, FAULTY, metrics_port=0, max_sessions=77) as (stub, server):
+        for _ in range(3):
+            await start(stub)
+        failed = (await start(stub, environment_id="faulty")).session_id
+        await step(stub, failed, 1, "raise")
+        address = server.metrics_url.removeprefix("http://").removesuffix("/metrics")
+        looking = asyncio.create_task(run(address, "--once", "--interval", "2"))
+        while not looking.done():  # Plays through the whole interval, wherever it lies.
+            session = (await start(stub)).session_id
+            items = [pb.StepItem(session_id=each, step_index=1, actions=["roll"]) for each in (session, "nobody's")]
+            await stub.Step(pb.StepRequest(items=items))
+            await stub.Close(pb.CloseRequest(session_ids=[session]))
+            await asyncio.sleep(0.02)
+        code, out, error = await looking
+    assert (code, error) == (0, "")
+    assert re.search(
+        rf"^turngym \S+ at http://{address}/metrics · [45] of 77 sessions · CPU \d+ % · memory \d+ MiB", out
+    )
+    dice = re.search(r"^dice +(\S+) +(\S+) +(\S+) +0 +([34]) +0 +– +– +([\d.]+) +([\d.]+)$", out, re.MULTILINE)
+    assert dice, out
+    assert all(float(dice[rate]) > 0 for rate in (1, 2, 3, 5, 6))
+    assert re.search(r"^faulty +0 +0 +0 +0 +0 +1 ", out, re.MULTILINE)
+    assert re.search(r"^Step +\S+ +2\.0 +[\d.]+ +[\d.]+$", out, re.MULTILINE)
+    assert re.search(r"^SESSION_UNKNOWN +Step +items +[1-9]\S* +\d+$", out, re.MULTILINE)
+    assert re.search(r"^ENVIRONMENT_FAILED +Step +items +0 +1$", out, re.MULTILINE)
+    assert not re.search(r"^Fork", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "no-such-host.invalid:9100", "nonsense"])
+async def test_nobody_there_is_one_line(address):
+    code, out, error = await run(address, "--once")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"turngym: .*\n", error)
+    assert address in error
+
+
+async def test_somebody_else_there_is_one_line():
+    async with serving(DICE) as (_, server):  # Its gRPC port speaks HTTP/2.
+        code, out, error = await run(server.address, "--once")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"turngym: no metrics at .*--metrics-port\?\n", error)
