@@ -6,7 +6,6 @@ from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 
 import broken_server
-import grpc
 import pytest
 from broken_server import Passthrough, in_front_of
 from sample_environments import THREADED_DICE, Dice, DiceOptions, make_spec
@@ -14,7 +13,7 @@ from serving import serving
 
 from turngym_server.conformance import Finding, Verdict, check, expect
 from turngym_server.conformance.__main__ import main
-from turngym_server.conformance.connection import CHANNEL_OPTIONS, Connection, code_name
+from turngym_server.conformance.connection import Connection, code_name, dial
 from turngym_server.conformance.rule import RULES
 from turngym_server.discovery import load_own
 from turngym_server.environment import REGISTRY, Determinism, Left
@@ -65,7 +64,7 @@ NEVER_CHECKED_HERE = {"calls_without_a_token", "tools_are_described", "listed_ad
 
 async def findings(address: str, *ids: str, words: str = "") -> list[Finding]:
     def ask() -> list[Finding]:
-        with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        with dial(address) as channel:
             return list(check(Connection(channel), ids, words))
 
     return await asyncio.to_thread(ask)
@@ -124,8 +123,12 @@ async def test_the_command(tmp_path):
     token = tmp_path / "token"
     token.write_text("not-needed-here\n")
     async with serving(DICE, max_sessions=200) as (_, server):
-        status, printed, errors = await run(server.address, "--token-file", str(token))
+        status, printed, errors = await run(server.address, "--token-file", str(token), "--rule", "Reset:", "--verbose")
         assert (status, errors) == (0, "")
+        assert (
+            "holds   dice: Reset: the same request id and item again must return the same session and start\n"
+            in printed
+        )
         assert " 0 fail, " in printed
         async with in_front_of(server.address, broken_server.EndsTwice) as address:
             status, printed, _ = await run(address, "--env", "dice", "--rule", "terminated and truncated")

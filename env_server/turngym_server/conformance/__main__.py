@@ -2,16 +2,16 @@
 wrong arguments or no server.
 """
 
+import functools
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final, cast
 
-import grpc
 import typer
 
-from turngym_server.conformance.connection import CHANNEL_OPTIONS, CallFailed, Connection
+from turngym_server.conformance.connection import CallFailed, Connection, dial
 from turngym_server.conformance.rule import RULES, Verdict
 from turngym_server.conformance.suite import check
 
@@ -40,8 +40,9 @@ def conformance(
 ) -> None:
     """Checks a server against the contract of environment.proto, and prints what fails."""
     metadata = [("authorization", f"Bearer {_one_line(token_file)}")] if token_file else []
-    with _channel(address, tls_ca) as channel:
-        connection = Connection(channel, metadata)
+    dial_it = functools.partial(dial, tls_ca=tls_ca.read_bytes() if tls_ca else None)
+    with dial_it(address) as channel:
+        connection = Connection(channel, metadata, dial_it)
         try:
             ids = env or [each.id for each in connection.list_environments(page_size=PAGE).environments]
             if not ids:
@@ -59,12 +60,6 @@ def conformance(
     typer.echo(f"{address} with {', '.join(ids)}: {holds} hold, {fails} fail, {skipped} skipped")
     if fails:
         raise SystemExit(FAILED)
-
-
-def _channel(address: str, tls_ca: Path | None) -> grpc.Channel:
-    if tls_ca is None:
-        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(tls_ca.read_bytes()), options=CHANNEL_OPTIONS)
 
 
 def _one_line(path: Path) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, TypeVar, cast
 
 import grpc
@@ -13,9 +15,11 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc as pb_grpc
+from turngym_server.conformance.raw import field, items_field
 
 SERVICE: Final = "turngym.v1.EnvironmentService"
 CALL_SECONDS: Final = 60.0
+STREAM_SECONDS: Final = 60.0
 PATIENCE_SECONDS: Final = 20.0
 """How long a server that has no room may be asked again."""
 MAX_MESSAGE_BYTES: Final = 64 << 20
@@ -27,6 +31,13 @@ CHANNEL_OPTIONS: Final = (
 
 RequestT = TypeVar("RequestT", bound=Message)
 ReplyT = TypeVar("ReplyT", bound=Message)
+
+
+def dial(address: str, tls_ca: bytes | None = None) -> grpc.Channel:
+    """A channel to host:port. With `tls_ca`, certificates in PEM, by TLS."""
+    if tls_ca is None:
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(tls_ca), options=CHANNEL_OPTIONS)
 
 
 class CallFailed(Exception):
@@ -41,12 +52,19 @@ class Connection:
     """One server, called under one client's name.
 
     Args:
-        channel: to the server; see CHANNEL_OPTIONS.
+        channel: to the server.
         metadata: sent with each call, a token for example.
+        dial: opens a channel to another address of the server.
     """
 
-    def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        metadata: Sequence[tuple[str, str]] = (),
+        dial: Callable[[str], grpc.Channel] = dial,
+    ) -> None:
         self.channel = channel
+        self.dial = dial
         self.errors: list[tuple[str, status_pb2.Status]] = []
         self._given = tuple(metadata)
         self._metadata = (("turngym-client", secrets.token_hex(16)), *self._given)
@@ -54,7 +72,13 @@ class Connection:
 
     def another_client(self) -> Connection:
         """The same server, called under another client's name."""
-        return Connection(self.channel, self._given)
+        return Connection(self.channel, self._given, self.dial)
+
+    @contextlib.contextmanager
+    def at(self, address: str) -> Generator[Connection]:
+        """Another address of the server, called by another client."""
+        with self.dial(address) as channel:
+            yield Connection(channel, self._given, self.dial)
 
     def get_server(self) -> pb.GetServerResponse:
         return self._call("GetServer", self._stub.GetServer, pb.GetServerRequest())
@@ -93,10 +117,19 @@ class Connection:
         """A call whose request is sent as these bytes, which need not be a message."""
         method = self.channel.unary_unary(
             f"/{SERVICE}/{rpc}",
-            request_serializer=bytes,
+            request_serializer=_as_they_are,
             response_deserializer=cast("Callable[[bytes], Message]", reply.FromString),
         )
         return cast("ReplyT", self._call(rpc, cast("Any", method), cast("Any", request)))
+
+    def step_stream(self) -> Stream:
+        """One call of StepStream, with nothing sent yet."""
+        method = self.channel.stream_stream(
+            f"/{SERVICE}/StepStream",
+            request_serializer=_as_they_are,
+            response_deserializer=pb.StepStreamResponse.FromString,
+        )
+        return Stream(method, self._metadata, self.errors)
 
     def steps_at_once(self, requests: Sequence[pb.StepRequest]) -> list[pb.StepResponse]:
         """Calls that are all under way before the first is answered."""
@@ -135,10 +168,77 @@ class Connection:
             status = _status_of(cast("grpc.Call", error))
             self.errors.append((rpc, status))
             raise CallFailed(rpc, status) from error
-        for outcome in getattr(reply, "outcomes", ()):
-            if "error" in outcome.DESCRIPTOR.fields_by_name and outcome.HasField("error"):
-                self.errors.append((rpc, outcome.error))
+        self.errors += [(rpc, error) for error in _errors_of_items(reply)]
         return reply
+
+
+class Stream:
+    """One call of StepStream: requests go out under numbers, answers come in whatever order the server gives them.
+
+    Args:
+        method: of the channel; its requests are bytes.
+        errors: where every error that comes is noted.
+    """
+
+    def __init__(
+        self,
+        method: grpc.StreamStreamMultiCallable[bytes, pb.StepStreamResponse],
+        metadata: Sequence[tuple[str, str]],
+        errors: list[tuple[str, status_pb2.Status]],
+    ) -> None:
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._call = method(iter(self._requests.get, None), timeout=STREAM_SECONDS, metadata=tuple(metadata))
+        self._errors = errors
+
+    def send(self, number: int, request: pb.StepRequest) -> None:
+        self._requests.put(pb.StepStreamRequest(id=number, step=request).SerializeToString())
+
+    def send_items(self, number: int, *items: bytes) -> None:
+        """Sends a request of items that are serialised already, decodable or not."""
+        head = pb.StepStreamRequest(id=number).SerializeToString()
+        self._requests.put(head + field(pb.StepStreamRequest.STEP_FIELD_NUMBER, items_field(*items)))
+
+    def receive(self) -> pb.StepStreamResponse:
+        """The next answer. Raises CallFailed where the call is over, also without an error."""
+        answer = self._next()
+        if answer is None:
+            raise CallFailed("StepStream", status_pb2.Status(message="the stream ended before all was answered"))
+        self._errors += [("StepStream", error) for error in _errors_of_items(answer.step)]
+        if answer.HasField("error"):
+            self._errors.append(("StepStream", answer.error))
+        return answer
+
+    def half_close(self) -> None:
+        """Sends no further request."""
+        self._requests.put(None)
+
+    def ended(self) -> bool:
+        """Whether the server ends the call, without an error, before it answers anything else."""
+        return self._next() is None
+
+    def cancel(self) -> None:
+        """Breaks the call off."""
+        self._requests.put(None)
+        self._call.cancel()
+
+    def _next(self) -> pb.StepStreamResponse | None:
+        try:
+            return next(self._call, None)
+        except grpc.RpcError as error:
+            raise CallFailed("StepStream", _status_of(cast("grpc.Call", error))) from error
+
+
+def _as_they_are(request: bytes) -> bytes:
+    return request
+
+
+def _errors_of_items(reply: Message) -> list[status_pb2.Status]:
+    """The errors among a batch's outcomes."""
+    return [
+        outcome.error
+        for outcome in getattr(reply, "outcomes", ())
+        if "error" in outcome.DESCRIPTOR.fields_by_name and outcome.HasField("error")
+    ]
 
 
 def error_info(status: status_pb2.Status) -> error_details_pb2.ErrorInfo | None:

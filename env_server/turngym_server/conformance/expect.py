@@ -59,6 +59,12 @@ def describe(outcome: ItemOutcome) -> str:
     }[kind]
 
 
+def describe_answer(answer: pb.StepStreamResponse) -> str:
+    """An answer of a stream in a few words."""
+    kind = answer.WhichOneof("outcome")
+    return describe_status(answer.error) if kind == "error" else "outcomes" if kind == "step" else "an empty answer"
+
+
 @contextlib.contextmanager
 def case(name: str) -> Generator[None]:
     """Puts the name of one of several cases before what is found in it."""
@@ -110,7 +116,7 @@ def refused(outcome: ItemOutcome, *reasons: str, **metadata: str) -> None:
     """Raises Violation unless the item failed for one of `reasons`, with its code and with `metadata`."""
     if outcome.WhichOneof("outcome") != "error":
         raise Violation(f"{_expected(reasons)} was due; got {describe(outcome)}")
-    _check(outcome.error, reasons, metadata)
+    failed(outcome.error, reasons, metadata)
 
 
 def call_refused(call: Callable[[], object], *reasons: str, **metadata: str) -> None:
@@ -118,7 +124,7 @@ def call_refused(call: Callable[[], object], *reasons: str, **metadata: str) -> 
     try:
         call()
     except CallFailed as failure:
-        _check(failure.status, reasons, metadata)
+        failed(failure.status, reasons, metadata)
     else:
         raise Violation(f"{_expected(reasons)} was due for the whole call; it was answered")
 
@@ -129,11 +135,12 @@ def metadata(status: status_pb2.Status) -> Mapping[str, str]:
     return info.metadata if info else {}
 
 
-def _check(status: status_pb2.Status, reasons: Sequence[str], metadata: Mapping[str, str]) -> None:
+def failed(status: status_pb2.Status, reasons: Sequence[str], metadata: Mapping[str, str] | None = None) -> None:
+    """Raises Violation unless the status is one of `reasons`, with its code and with `metadata`."""
     info = error_info(status)
     if info is None or info.reason not in reasons or code_name(status.code) != CODES[info.reason]:
         raise Violation(f"{_expected(reasons)} was due; got {describe_status(status)}")
-    for key, value in metadata.items():
+    for key, value in (metadata or {}).items():
         if info.metadata.get(key) != value:
             given = f"{info.metadata[key]!r}" if key in info.metadata else "missing"
             raise Violation(f"{info.reason} must carry {key} = {value!r} in its metadata; it is {given}")

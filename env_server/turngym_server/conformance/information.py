@@ -197,13 +197,17 @@ def references_are_rates(probe: Probe) -> None:
 
 @server_rule
 def listed_addresses_answer(probe: Probe) -> None:
-    """GetServer: addresses must be host:port, each of them once."""
+    """GetServer: each address that it lists must answer, and be a server of the same version and splits."""
     addresses = list(probe.server.addresses)
     if not addresses:
         raise NotApplicable("it lists none: there is only the address that was called")
     expect.true(len(set(addresses)) == len(addresses), f"they are {addresses}")
     for address in addresses:
-        expect.true(bool(re.fullmatch(r"(\[[^\]]+\]|[^\s:]+):\d{1,5}", address)), f"{address!r} is none")
+        with expect.case(address), probe.connection.at(address) as worker:
+            server = worker.get_server()
+            expect.same(
+                (server.version, server.splits), (probe.server.version, probe.server.splits), "(version, splits)"
+            )
 
 
 def _json_object(text: str, what: str) -> dict[str, object]:

@@ -12,6 +12,7 @@ from turngym_server.conformance import (  # Importing a module adds its rules; e
     replay,
     resets,
     splits,
+    stream,
     transitions,
     turns,
 )
@@ -19,7 +20,7 @@ from turngym_server.conformance.connection import CallFailed, Connection
 from turngym_server.conformance.probe import Probe
 from turngym_server.conformance.rule import RULES, Finding, NotApplicable, Rule, Verdict, Violation
 
-SUBJECTS = (access, information, resets, batches, turns, transitions, splits, replay, copies, leases, errors)
+SUBJECTS = (access, information, resets, batches, turns, stream, transitions, splits, replay, copies, leases, errors)
 """In the order in which their rules are checked."""
 
 
