@@ -257,8 +257,17 @@ class AsyncClient:
         await self._pool.close()
 
     async def server(self) -> ServerInfo:
-        """What the server is; of several addresses, one that answers."""
-        return server_from_pb(await self._anywhere("GetServer", Server.get_server))
+        """What the server is, its workers together; of several addresses, one that answers."""
+        patience = self._pool.patience()
+        while True:
+            front = self._pool.front()
+            try:
+                return server_from_pb(await front.get_server())
+            except StatusError as error:
+                if error.verdict is Verdict.FINAL:
+                    raise error.to_error("GetServer") from error
+                front.avoid()
+                await patience.pause(error, "GetServer")
 
     async def environments(self) -> list[EnvironmentSummary]:
         """Every environment served, ordered by id."""

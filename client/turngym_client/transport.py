@@ -262,6 +262,7 @@ class Pool:
         self._discovery = asyncio.Lock()
         self._discovered_at = -REFRESH_SECONDS
         self._unanswered: StatusError | None = None
+        self._refresh: asyncio.Task[None] | None = None
 
     def patience(self) -> Patience:
         """What one operation may spend on trying."""
@@ -278,6 +279,12 @@ class Pool:
             [server for server in candidates if server not in avoid] or candidates,
             key=lambda server: len(server.sessions),
         )
+
+    def front(self) -> Server:
+        """A given address, which answers for its workers; if possible one not known to be away."""
+        self.check_open()
+        given = [self._server(address) for address in self._given]
+        return next((server for server in given if not server.is_avoided), given[0])
 
     async def candidates(self, patience: Patience) -> Sequence[Server]:
         """Where new sessions may go: addresses not known to be away, or all where every one is."""
@@ -317,10 +324,17 @@ class Pool:
         if not self._has_other(server):
             # The front of this worker may have come back with other workers.
             await self.discover()
+        elif (self._refresh is None or self._refresh.done()) and not server.is_avoided:
+            # A worker may have been replaced by one at another address. The episode need not wait for that.
+            self._refresh = asyncio.ensure_future(self._discover_aside())
         if self._has_other(server):
             server.avoid()
             return True
         return False
+
+    async def _discover_aside(self) -> None:
+        with contextlib.suppress(ServerUnavailable):  # The client was closed meanwhile.
+            await self.discover()
 
     def _has_other(self, server: Server) -> bool:
         return any(other is not server for other in self._usable)
@@ -337,6 +351,8 @@ class Pool:
     async def close(self) -> None:
         """Closes every channel. Idempotent."""
         self._closing.set()
+        if self._refresh is not None:
+            self._refresh.cancel()
         error = ServerUnavailable("the client was closed while this was under way")
         servers, self._servers, self._usable = list(self._servers.values()), {}, []
         await asyncio.gather(*(server.close(error) for server in servers))

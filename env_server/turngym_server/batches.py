@@ -129,7 +129,7 @@ def step_pending(item: pb.StepItem | Undecodable) -> pb.StepOutcome:
     return pb.StepOutcome(session_id=session_id_of(item), step_index=step_index_of(item), pending=pb.Pending())
 
 
-async def first_then_stragglers(tasks: Iterable["asyncio.Task[bytes]"], one_is_done: bool, seconds: float) -> None:
+async def first_then_stragglers(tasks: Iterable["asyncio.Task[Any]"], one_is_done: bool, seconds: float) -> None:
     """Waits until all are done, or 5 ms after the first was, or `seconds`. Cancels nothing."""
     pending = set(tasks)
     if not pending:

@@ -3,21 +3,22 @@
 import asyncio
 import enum
 import json
-import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Final, cast
 
 import typer
 
 import turngym
-from turngym_server import logs
+from turngym_server import lifecycle, logs
 from turngym_server.discovery import ALL, find_specs
 from turngym_server.environment import EnvironmentSpec
+from turngym_server.front import Front
 from turngym_server.host import EnvironmentHost, did_you_mean, nearest
 from turngym_server.logs import LogFormat
 from turngym_server.service import DEFAULT_SPLITS, Server, ServerConfig
 from turngym_server.splits import Split
+from turngym_server.workers import Order
 
 USAGE_ERROR: Final = 2
 UsageError: Final = cast("type[Exception]", typer.BadParameter.__bases__[0])
@@ -64,11 +65,26 @@ def serve(
     ] = _DEFAULTS.grace_seconds,
     metrics_port: Annotated[
         int | None,
-        typer.Option(min=0, max=65_535, help="Port of /metrics for Prometheus; 0 takes a free one and prints it."),
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="Port of /metrics for Prometheus; 0 takes a free one and prints it. Several workers take one each.",
+        ),
     ] = _DEFAULTS.metrics_port,
     metrics_host: Annotated[
         str, typer.Option(help="Address of /metrics, which anybody who reaches it may read.")
     ] = _DEFAULTS.metrics_host,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Worker processes. With several, sessions are divided among them.")
+    ] = _DEFAULTS.workers,
+    worker_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="Port of the first worker, the others follow; 0 takes free ones.  [default: those after --port]",
+        ),
+    ] = None,
     log_level: Annotated[
         LogLevel, typer.Option(help="What goes to stderr; info adds what was refused, debug sessions.")
     ] = LogLevel.WARNING,
@@ -100,32 +116,27 @@ def serve(
         grace_seconds=grace_seconds,
         metrics_host=metrics_host,
         metrics_port=metrics_port,
+        workers=workers,
+        worker_port=worker_port,
     )
-    hosts = [EnvironmentHost(spec, given[spec.id]) for spec in specs]
     logs.configure(log_level.value.upper(), log_format)
-    asyncio.run(run(Server(hosts, config)))
+    ids = ", ".join(sorted(spec.id for spec in specs))
+    if workers > 1:
+        order = Order(
+            environments=env, options=given, config=config, log_level=log_level.value.upper(), log_format=log_format
+        )
+        front = Front(order)
+        asyncio.run(lifecycle.run(front, lambda: announce(front.address, ids, front.metrics_urls), front.broken))
+    else:
+        server = Server([EnvironmentHost(spec, given[spec.id]) for spec in specs], config)
+        asyncio.run(lifecycle.run(server, lambda: announce(server.address, ids, filter(None, [server.metrics_url]))))
 
 
-async def run(server: Server) -> None:
-    """Serves until SIGTERM or SIGINT, then drains; a second signal stops at once."""
-    await server.start()
-    told = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    ids = ", ".join(server.service.hosts)
-    print(f"env_server {turngym.__version__} listening on {server.address} serving {ids}", flush=True)
-    if server.metrics_url:
-        print(f"env_server {turngym.__version__} metrics at {server.metrics_url}", flush=True)
-    await told.wait()
-    told.clear()
-    draining = loop.create_task(server.drain())
-    hurried = loop.create_task(told.wait())
-    await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
-    if not draining.done():
-        draining.cancel()
-        await server.stop()
-    hurried.cancel()
+def announce(address: str, ids: str, metrics_urls: Iterable[str]) -> None:
+    """Prints the lines by which scripts learn that, and where, the server serves."""
+    print(f"env_server {turngym.__version__} listening on {address} serving {ids}", flush=True)
+    for url in metrics_urls:
+        print(f"env_server {turngym.__version__} metrics at {url}", flush=True)
 
 
 def parse_splits(text: str) -> frozenset[Split]:

@@ -71,8 +71,8 @@ class Event(TypedDict, total=False):
 class TextFormatter(logging.Formatter):
     """Lines for people. What a client wrote cannot begin a line of its own."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    def __init__(self, worker: int = 0) -> None:
+        super().__init__(f"%(asctime)s %(levelname)s {f'worker {worker} ' if worker else ''}%(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return super().formatMessage(record).translate(_CONTROL_CHARACTERS)
@@ -80,6 +80,10 @@ class TextFormatter(logging.Formatter):
 
 class JsonFormatter(logging.Formatter):
     """One JSON object a line, in ASCII."""
+
+    def __init__(self, worker: int = 0) -> None:
+        super().__init__()
+        self._worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
@@ -89,6 +93,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if self._worker:
+            line["worker"] = self._worker
         line.update((name, getattr(record, name)) for name in Event.__annotations__ if hasattr(record, name))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -148,13 +154,17 @@ class BackgroundHandler(logging.Handler):
             left = left[written:]
 
 
-def configure(level: str, format: LogFormat) -> None:
-    """Sends the process's log to stderr."""
+def configure(level: str, format: LogFormat, worker: int = 0) -> None:
+    """Sends the process's log to stderr.
+
+    Args:
+        worker: number of this process among several workers; 0: it is no worker.
+    """
     stream = None
     if sys.stderr is not None:  # Else the number of the stderr that is not there may be a socket's.
         stream = io.FileIO(sys.stderr.fileno(), "wb", closefd=False)
     handler = BackgroundHandler(stream)
-    handler.setFormatter(JsonFormatter() if format is LogFormat.JSON else TextFormatter())
+    handler.setFormatter(JsonFormatter(worker) if format is LogFormat.JSON else TextFormatter(worker))
     logging.raiseExceptions = False
     logging.basicConfig(handlers=[handler], level=level)
 

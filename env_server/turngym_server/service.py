@@ -82,6 +82,12 @@ DEFAULT_SPLITS: Final = frozenset({Split.TRAIN, Split.VALIDATION})
 MAX_PAGE: Final = 1_000
 DEFAULT_PAGE: Final = 100
 
+SERVER_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),  # Else a second server would share the port unnoticed.
+)
+
 ItemT = TypeVar("ItemT", bound=Message)
 
 _STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
@@ -104,6 +110,11 @@ class ServerConfig:
         grace_seconds: how long a draining server waits for running turns.
         threads: turns of environments that are not inline, played at once.
         metrics_port: where Prometheus finds /metrics; 0 takes a free one; None: nowhere. metrics_host: its address.
+        workers: processes of this server. With more than one, each is given its share of what is divided among them,
+            and a front answers on `port`.
+        worker_port: of the first worker, the others follow; None: those after `port`, or free ones where that is 0.
+        tag: begins every session id; "": one is drawn.
+        front_socket: path of a unix socket that is answered too; "": none.
     """
 
     host: str = "127.0.0.1"
@@ -116,6 +127,10 @@ class ServerConfig:
     threads: int = 64
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
+    workers: int = 1
+    worker_port: int | None = None
+    tag: str = ""
+    front_socket: str = ""
 
 
 class EnvironmentService:
@@ -136,7 +151,7 @@ class EnvironmentService:
             max_sessions_per_caller=config.max_sessions_per_caller or config.max_sessions,
             lease_seconds=config.lease_seconds,
             clock=clock,
-            tag=secrets.token_hex(4),
+            tag=config.tag or secrets.token_hex(4),
         )
         self._splits = frozenset(config.splits)
         self.streams: set[RequestStream] = set()
@@ -530,6 +545,24 @@ class EnvironmentService:
         return pb.CloseResponse(outcomes=outcomes).SerializeToString()
 
 
+def bind(server: grpc.aio.Server, config: ServerConfig) -> int:
+    """Has the server listen where the operator wants it, and returns the port.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+    address = host_and_port(config.host, config.port)
+    check_free(config.host, config.port)
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {address}: {error}") from error
+
+
+def host_and_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class Server:
     """A gRPC server of environments; `async with` starts and stops it.
 
@@ -563,29 +596,19 @@ class Server:
     @property
     def address(self) -> str:
         """host:port that it listens on."""
-        host = self.config.host
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return host_and_port(self.config.host, self.port)
 
     async def start(self) -> None:
         """Binds and begins to serve."""
         self.service = EnvironmentService(self._environments, self.config, self._clock)
-        self._server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.so_reuseport", 0),  # Else a second server would share the port unnoticed.
-            ]
-        )
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers((self.service.handlers(),))
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME), self._server)
-        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-        check_free(self.config.host, self.config.port)
-        try:
-            self.port = self._server.add_insecure_port(f"{host}:{self.config.port}")
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {host}:{self.config.port}: {error}") from error
+        self.port = bind(self._server, self.config)
+        if self.config.front_socket:
+            self._server.add_insecure_port(f"unix:{self.config.front_socket}")
         if self.config.metrics_port is not None:
             self._metrics = MetricsEndpoint(self.config.metrics_host, self.config.metrics_port, self.service.metrics)
         await self._server.start()

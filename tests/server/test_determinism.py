@@ -38,6 +38,12 @@ def other_client() -> Iterator[Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def workers_client() -> Iterator[Client]:
+    with serve("2", "--workers", "3") as client:
+        yield client
+
+
 def begin(client: Client, id: str) -> Episode:
     return client.reset(id, split=Split.ALL, level_seed=LEVEL_SEED, noise_seed=NOISE_SEED, want_legal_actions=True)
 
@@ -93,6 +99,14 @@ def test_in_another_process_under_another_hash_seed(
 ) -> None:
     episode = begin(other_client, id)
     assert [episode.state.digest, *play(episode)] == alone[id]
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_in_each_of_several_workers(workers_client: Client, alone: dict[str, list[bytes]], id: str) -> None:
+    request = EpisodeRequest(environment_id=id, split=Split.ALL, level_seed=LEVEL_SEED, noise_seed=NOISE_SEED)
+    episodes = workers_client.reset_many([request] * 3, want_legal_actions=True)
+    assert [[episode.state.digest, *play(episode)] for episode in episodes] == [alone[id]] * 3
+    workers_client.close_many(episodes)
 
 
 @pytest.mark.parametrize("id", IDS)

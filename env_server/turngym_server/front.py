@@ -1,0 +1,461 @@
+"""The front of several workers: one address for all of them.
+
+Clients that know how call the workers directly, whose addresses GetServer lists. For all others the front passes calls
+on: an item goes to the worker whose tag begins its session's id, a new one to each worker in turn, and the outcomes
+come back in the order of the items. Requests and replies stay bytes, and the caller's metadata goes with them, so what
+a caller may do is decided by the workers alone.
+
+Of a Reset all new items go to one worker, so they are admitted as a whole or not at all; where it has no room, the next
+one is asked. A retry goes where its request id went before: the front remembers the last `REMEMBERED` of them.
+"""
+
+import asyncio
+import functools
+import itertools
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from turngym.v1 import environment_pb2 as pb
+from turngym_server import wire
+from turngym_server.batches import (
+    MAX_BATCH_ITEMS,
+    first_then_stragglers,
+    reply,
+    request_id_of,
+    reset_error,
+    session_id_of,
+    step_error,
+    step_pending,
+)
+from turngym_server.call import Context
+from turngym_server.errors import ItemError, Reason
+from turngym_server.requests import MAX_WAIT_SECONDS, REQUEST_ID_BYTES, wait_seconds
+from turngym_server.service import SERVER_OPTIONS, SERVICE, bind, host_and_port
+from turngym_server.wire import Undecodable
+from turngym_server.workers import Metadata, Order, Worker, WorkerLost, Workers
+
+DETAILS_KEY: Final = "grpc-status-details-bin"
+REMEMBERED: Final = 131_072
+"""Request ids of Reset whose worker is remembered."""
+SLACK_SECONDS: Final = 1.0
+"""How much longer than the workers the front waits for outcomes; a worker that is silent by then has pending ones."""
+_OWN_METADATA: Final = frozenset({"user-agent", "content-type", "te"})
+
+
+class Refusal(Exception):
+    """A worker's answer to a call as a whole, to be given to the caller as it is."""
+
+    def __init__(self, code: grpc.StatusCode, message: str, details: bytes) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details = details
+
+    @property
+    def status(self) -> status_pb2.Status:
+        """The refusal as the status of an item."""
+        if self.details:
+            return status_pb2.Status.FromString(self.details)
+        code: tuple[int, str] = self.code.value
+        return status_pb2.Status(code=code[0], message=self.message)
+
+    @property
+    def is_of_this_worker(self) -> bool:
+        """Whether it started nothing for a cause that another worker may not have."""
+        reasons = (Reason.SESSION_LIMIT.value, Reason.DRAINING.value)
+        return any(
+            detail.TypeName() == "google.rpc.ErrorInfo"
+            and error_details_pb2.ErrorInfo.FromString(detail.value).reason in reasons
+            for detail in self.status.details
+        )
+
+
+Answer = bytes | Refusal | WorkerLost | None
+"""A worker's reply; None: not there yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batched:
+    """An RPC whose items live on several workers.
+
+    Attributes:
+        session_field: number of an item's field with the session id; 0: the item is the id.
+        error: serialised outcome of an item whose worker refused.
+        pending: outcome of an item whose worker has not answered, or that no longer fits; None: all are waited for.
+    """
+
+    name: str
+    request: type[Message]
+    response: type[Message]
+    session_field: int
+    error: Callable[[bytes, status_pb2.Status], bytes]
+    pending: Callable[[bytes], Message] | None = None
+
+    def tag(self, item: bytes) -> bytes:
+        """The tag of the worker that has the item's session."""
+        session_id = wire.raw_field(item, self.session_field) if self.session_field else item
+        return session_id.partition(b".")[0]
+
+
+def _item(data: bytes) -> Undecodable:
+    """An item whose fields are looked up in its bytes."""
+    return Undecodable(data, "")
+
+
+def _reset_pending(item: bytes) -> Message:
+    return pb.ResetOutcome(request_id=request_id_of(_item(item)), pending=pb.Pending())
+
+
+def _reset_error(item: bytes, status: status_pb2.Status) -> bytes:
+    return reset_error(request_id_of(_item(item)), status)
+
+
+RESET: Final = Batched(
+    name="Reset",
+    request=pb.ResetRequest,
+    response=pb.ResetResponse,
+    session_field=0,
+    error=_reset_error,
+    pending=_reset_pending,
+)
+STEP: Final = Batched(
+    name="Step",
+    request=pb.StepRequest,
+    response=pb.StepResponse,
+    session_field=1,
+    error=lambda item, status: step_error(_item(item), status),
+    pending=lambda item: step_pending(_item(item)),
+)
+FORK: Final = Batched(
+    name="Fork",
+    request=pb.ForkRequest,
+    response=pb.ForkResponse,
+    session_field=2,
+    error=_reset_error,
+    pending=_reset_pending,
+)
+ADVISE: Final = Batched(
+    name="Advise",
+    request=pb.AdviseRequest,
+    response=pb.AdviseResponse,
+    session_field=1,
+    error=lambda item, status: pb.AdviseOutcome(
+        session_id=session_id_of(_item(item)), error=status
+    ).SerializeToString(),
+)
+KEEP_ALIVE: Final = Batched(
+    name="KeepAlive",
+    request=pb.KeepAliveRequest,
+    response=pb.KeepAliveResponse,
+    session_field=0,
+    error=lambda item, status: pb.KeepAliveOutcome(
+        session_id=item.decode("utf-8", "replace"), error=status
+    ).SerializeToString(),
+)
+CLOSE: Final = Batched(
+    name="Close",
+    request=pb.CloseRequest,
+    response=pb.CloseResponse,
+    session_field=0,
+    error=lambda item, status: pb.CloseOutcome(session_id=item.decode("utf-8", "replace")).SerializeToString(),
+)
+BATCHED: Final = (RESET, STEP, FORK, ADVISE, KEEP_ALIVE, CLOSE)
+
+
+class Front:
+    """A running front and its workers.
+
+    Args:
+        order: what the workers serve, and where and how.
+
+    Raises:
+        OSError: on start, where the address cannot be bound or a worker cannot serve.
+        ValueError: on start, where there is too little to share among the workers.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self.config = order.config
+        self.port = 0
+        self._order = order
+        self._rotation = itertools.count()
+        self._remembered: dict[bytes, Worker] = {}
+        self._draining = False
+
+    @property
+    def address(self) -> str:
+        """host:port that it listens on."""
+        return host_and_port(self.config.host, self.port)
+
+    @property
+    def metrics_urls(self) -> Sequence[str]:
+        """Where each worker's /metrics are, if anywhere."""
+        return self.workers.metrics_urls
+
+    async def start(self) -> None:
+        """Binds, starts the workers, and begins to serve once all of them do."""
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server.add_generic_rpc_handlers((self._handlers(),))
+        self._health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME), self._server)
+        self.port = bind(self._server, self.config)
+        self.workers = Workers(self._order, self._set_health)
+        await self.workers.start()
+        await self._server.start()
+
+    async def broken(self) -> None:
+        """Raises CannotStart, should it come to that no worker serves and none can be started."""
+        await self.workers.broken()
+
+    async def drain(self) -> None:
+        """Has the workers drain, passing calls on until they have ended, and stops."""
+        self._draining = True
+        await self._set_health()
+        await self.workers.drain()
+        await self._server.stop(None)
+
+    async def stop(self) -> None:
+        """Ends the workers and stops at once."""
+        await self.workers.stop()
+        await self._server.stop(None)
+
+    async def _set_health(self) -> None:
+        fine = self.workers.serving and not self._draining
+        status = health_pb2.HealthCheckResponse.SERVING if fine else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in ("", SERVICE):
+            await self._health.set(service, status)
+
+    # Calls
+
+    def _handlers(self) -> grpc.GenericRpcHandler:
+        methods: dict[str, Callable[[bytes, Context], Awaitable[bytes]]] = {
+            "GetServer": self._get_server,
+            "ListEnvironments": functools.partial(self._to_anyone, "ListEnvironments"),
+            "GetEnvironment": functools.partial(self._to_anyone, "GetEnvironment"),
+            **{rpc.name: functools.partial(self._to_owners, rpc) for rpc in BATCHED},
+        }
+        return grpc.method_handlers_generic_handler(
+            SERVICE, {name: grpc.unary_unary_rpc_method_handler(_refusing(method)) for name, method in methods.items()}
+        )
+
+    async def _get_server(self, data: bytes, context: Context) -> bytes:
+        """What the workers are together."""
+        workers = self._serving()
+        answers = await asyncio.gather(*(_call(worker, "GetServer", data, context) for worker in workers))
+        for answer in answers:
+            if isinstance(answer, Refusal):
+                raise answer
+        infos = [pb.GetServerResponse.FromString(answer) for answer in answers if isinstance(answer, bytes)]
+        if not infos:
+            return await self._get_server(data, context)
+        info = infos[0]
+        info.addresses[:] = self.workers.addresses
+        info.sessions = sum(each.sessions for each in infos)
+        info.max_sessions = sum(each.max_sessions for each in infos)
+        return info.SerializeToString()
+
+    async def _to_anyone(self, rpc: str, data: bytes, context: Context) -> bytes:
+        """The reply of any worker."""
+        while True:
+            answer = await _call(self._next({}), rpc, data, context)
+            if isinstance(answer, Refusal):
+                raise answer
+            if isinstance(answer, bytes):
+                return answer
+
+    async def _to_owners(self, rpc: Batched, data: bytes, context: Context) -> bytes:
+        """The outcomes of a batch, each from the worker that has the item's session or is to have it."""
+        try:
+            batch = wire.take_apart(rpc.request, data)
+        except DecodeError:
+            return await self._to_anyone(rpc.name, data, context)
+        if not 1 <= len(batch.items) <= MAX_BATCH_ITEMS:
+            return await self._to_anyone(rpc.name, data, context)
+        rest = batch.request.SerializeToString()
+        merged = _Merged(rpc, batch.items)
+        left: Sequence[int] = range(len(batch.items))
+        while left:
+            parts = self._route(merged, left)
+            if whole := len(parts) == 1 and len(left) == len(batch.items):
+                requests = dict.fromkeys(parts, data)
+            else:
+                requests = {worker: rest + merged.items_field(places) for worker, places in parts.items()}
+            answers = await _call_all(rpc, requests, _waiting(batch.request), context)
+            if whole and isinstance(answer := answers[next(iter(parts))], bytes):
+                return answer
+            left = [place for worker in parts for place in merged.take(worker, parts[worker], answers[worker])]
+        return merged.reply()
+
+    def _route(self, merged: "_Merged", places: Iterable[int]) -> Mapping[Worker, Sequence[int]]:
+        """Which worker each of these items goes to.
+
+        Raises:
+            Refusal: there is no worker, or none that has not refused new sessions.
+        """
+        parts: defaultdict[Worker, list[int]] = defaultdict(list)
+        if merged.rpc is RESET:
+            newcomers: Worker | None = None
+            for place in places:
+                request_id = wire.raw_field(merged.items[place], 1)
+                worker = self._remembered.pop(request_id, None)
+                if worker is None or not worker.serving or worker in merged.full:
+                    worker = newcomers = newcomers or self._next(merged.full)
+                parts[worker].append(place)
+                if len(request_id) == REQUEST_ID_BYTES:
+                    self._remember(request_id, worker)
+            return parts
+        by_tag = self.workers.by_tag()
+        for place in places:
+            # Whoever gets an id that is nobody's says that the session is unknown.
+            worker = by_tag.get(merged.rpc.tag(merged.items[place])) or self._serving()[0]
+            parts[worker].append(place)
+        return parts
+
+    def _remember(self, request_id: bytes, worker: Worker) -> None:
+        self._remembered[request_id] = worker
+        if len(self._remembered) > REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+
+    def _next(self, refused: Mapping[Worker, Refusal]) -> Worker:
+        """The worker whose turn it is, of those that have not refused. Raises Refusal where there is none."""
+        left = [worker for worker in self._serving() if worker not in refused]
+        if not left:
+            raise tuple(refused.values())[-1]
+        return left[next(self._rotation) % len(left)]
+
+    def _serving(self) -> Sequence[Worker]:
+        if not (serving := self.workers.serving):
+            raise Refusal(grpc.StatusCode.UNAVAILABLE, "no worker of this server is there now; try again", b"")
+        return serving
+
+
+class _Merged:
+    """The outcomes of one call's items, as the workers give them.
+
+    Attributes:
+        full: workers that had no room for new sessions, and what they said.
+    """
+
+    def __init__(self, rpc: Batched, items: Sequence[bytes]) -> None:
+        self.rpc = rpc
+        self.items = items
+        self.full: dict[Worker, Refusal] = {}
+        self._outcomes: list[bytes | None] = [None] * len(items)
+        self._refused: dict[int, Refusal] = {}
+
+    def items_field(self, places: Iterable[int]) -> bytes:
+        return b"".join([wire.bytes_field(wire.ITEMS_FIELD, self.items[place]) for place in places])
+
+    def take(self, worker: Worker, places: Sequence[int], answer: Answer) -> Sequence[int]:
+        """Takes a worker's answer for its items, and returns those to be sent to another one."""
+        match answer:
+            case None:
+                return ()
+            case WorkerLost():
+                return places
+            case Refusal() if self.rpc is RESET and answer.is_of_this_worker:
+                self.full[worker] = answer
+                return places
+            case Refusal():
+                self._refused.update(dict.fromkeys(places, answer))
+            case bytes():
+                outcomes = wire.take_apart(self.rpc.response, answer).items
+                for place, outcome in zip(places, outcomes, strict=True):
+                    self._outcomes[place] = outcome
+        return ()
+
+    def reply(self) -> bytes:
+        """The serialised reply.
+
+        Raises:
+            Refusal: of one worker where all refused, or where the call is to be admitted as a whole.
+        """
+        if self._refused and (len(self._refused) == len(self.items) or self.rpc in (RESET, FORK)):
+            raise next(iter(self._refused.values()))
+        for place, refusal in self._refused.items():
+            self._outcomes[place] = self.rpc.error(self.items[place], refusal.status)
+        pending = self.rpc.pending
+        if pending is None:
+            return b"".join([wire.bytes_field(wire.ITEMS_FIELD, outcome or b"") for outcome in self._outcomes])
+        return reply(self._outcomes, lambda place: pending(self.items[place]))
+
+
+async def _call_all(
+    rpc: Batched, requests: Mapping[Worker, bytes], waiting: float | None, context: Context
+) -> Mapping[Worker, Answer]:
+    """Each worker's answer to its request.
+
+    Args:
+        waiting: seconds after which the rest is pending; None: all are waited for.
+    """
+    tasks = {worker: asyncio.ensure_future(_call(worker, rpc.name, data, context)) for worker, data in requests.items()}
+    try:
+        if rpc is STEP and waiting is not None:
+            await first_then_stragglers(tasks.values(), False, waiting)
+        else:
+            await asyncio.wait(tasks.values(), timeout=waiting)
+        return {worker: task.result() if task.done() else None for worker, task in tasks.items()}
+    finally:
+        for task in tasks.values():
+            task.cancel()
+
+
+async def _call(worker: Worker, rpc: str, data: bytes, context: Context) -> Answer:
+    """One worker's answer, within the caller's own deadline."""
+    try:
+        return await worker.call(rpc, data, _passed_on(context), context.time_remaining())
+    except WorkerLost as error:
+        return error
+    except grpc.aio.AioRpcError as error:
+        return _refusal_of(error)
+
+
+def _passed_on(context: Context) -> Metadata:
+    """What the caller sent along, but for what belongs to the connection."""
+    return tuple(
+        (key, value)
+        for key, value in context.invocation_metadata() or ()
+        if key not in _OWN_METADATA and not key.startswith(("grpc-", ":"))
+    )
+
+
+def _waiting(request: Message) -> float | None:
+    """How long the outcomes of a call are waited for; None: until all are there."""
+    if isinstance(request, pb.StepRequest | pb.ResetRequest):
+        try:
+            return wait_seconds(request.max_wait_seconds) + SLACK_SECONDS
+        except ItemError:
+            return MAX_WAIT_SECONDS  # The workers refuse it.
+    return wait_seconds(0) + SLACK_SECONDS if isinstance(request, pb.ForkRequest) else None
+
+
+def _refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
+    details = b""
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            details = value
+    return Refusal(error.code(), error.details() or "", details)
+
+
+def _refusing(method: Callable[[bytes, Context], Awaitable[bytes]]) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    """The method, a Refusal turned into the status of the call."""
+
+    async def call(data: bytes, context: Context) -> bytes:
+        try:
+            return await method(data, context)
+        except Refusal as error:
+            refusal = error
+        trailing = ((DETAILS_KEY, refusal.details),) if refusal.details else ()
+        return await context.abort(refusal.code, refusal.message, trailing)
+
+    return call

@@ -1,0 +1,51 @@
+"""A worker process of `env_server --workers`; `turngym_server.workers` starts it, and says what it gets and answers."""
+
+import asyncio
+import os
+import sys
+from typing import Final, TextIO
+
+from turngym_server import lifecycle, logs
+from turngym_server.discovery import find_specs
+from turngym_server.host import EnvironmentHost
+from turngym_server.lifeline import die_with_parent
+from turngym_server.service import Server
+from turngym_server.workers import Order, Report
+
+USAGE_ERROR: Final = 2
+
+
+def main() -> None:
+    """Serves until it is told to end, or its parent ends."""
+    stdout = _take_stdout()
+    order = Order.read(sys.stdin.buffer)
+    die_with_parent(sys.stdin.fileno())
+    logs.configure(order.log_level, order.log_format, order.number)
+    try:
+        specs = find_specs(order.environments)
+        hosts = [EnvironmentHost(spec, order.options[spec.id]) for spec in specs]
+        server = Server(hosts, order.config)
+        asyncio.run(lifecycle.run(server, lambda: _say(stdout, _report(server))))
+    except (OSError, ValueError) as error:
+        _say(stdout, Report(error=str(error)))
+        raise SystemExit(USAGE_ERROR) from None
+
+
+def _take_stdout() -> TextIO:
+    """The pipe to the front; what environments print goes to stderr from now on."""
+    stdout = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return stdout
+
+
+def _report(server: Server) -> Report:
+    return Report(address=server.address, port=server.port, metrics_url=server.metrics_url)
+
+
+def _say(stdout: TextIO, report: Report) -> None:
+    stdout.write(report.write())
+    stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,502 @@
+"""Several worker processes behind one front: `env_server --workers`."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest.mock import ANY
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from serving import CHANNEL_OPTIONS, call_status, details, reason, request_id, reset_item, start, step
+
+from turngym.v1 import environment_pb2 as pb
+from turngym.v1 import environment_pb2_grpc
+from turngym_client import Episode, EpisodeRequest, Split, connect
+from turngym_server.service import ServerConfig
+from turngym_server.workers import share
+
+HERE = Path(__file__).parent
+ENVIRONMENTS = ("--env", "third_party_environment:ThirdParty", "--env", "unruly_environment:Unruly")
+PATIENCE = 30.0
+
+
+class Process:
+    """`env_server` as a process, and its workers."""
+
+    def __init__(self, *arguments: str) -> None:
+        path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "turngym_server.cli", "--splits", "all", *arguments],
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.popen.stdout is not None
+        found = re.match(r"env_server \S+ listening on (\S+) serving ", self.popen.stdout.readline())
+        assert found, self.popen.communicate()
+        self.address = found[1]
+
+    def workers(self) -> list[int]:
+        """Process ids of the workers."""
+        pid = self.popen.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def worker_of(self, address: str) -> int:
+        """The worker that listens on this address."""
+        port = int(address.rpartition(":")[2])
+        (found,) = [pid for pid in self.workers() if port in listening_ports(pid)]
+        return found
+
+    def end(self) -> None:
+        self.popen.kill()
+        self.popen.communicate()
+
+
+def listening_ports(pid: int) -> set[int]:
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        if (found := re.match(r"socket:\[(\d+)]", str(descriptor.readlink()))) is not None:
+            inodes.add(found[1])
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table]
+    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    ends = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < ends, "it did not come to that"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def begin() -> Iterator[Callable[..., Process]]:
+    processes: list[Process] = []
+
+    def begin(*arguments: str, workers: int = 2) -> Process:
+        processes.append(Process(*ENVIRONMENTS, "--workers", str(workers), *(arguments or ("--port", "0"))))
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        process.end()
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Process]:
+    process = Process(*ENVIRONMENTS, "--workers", "4", "--port", "0", "--max-sessions", "402")
+    yield process
+    process.end()
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """Two workers, which tests may kill."""
+    levels = tmp_path_factory.mktemp("levels") / "levels"
+    levels.write_text("4 5")
+    process = Process(*ENVIRONMENTS, "--workers", "2", "--port", "0", "--option", f"levels={levels}")
+    yield process
+    process.end()
+
+
+@pytest.fixture
+async def stub(four: Process):
+    async with grpc.aio.insecure_channel(four.address, options=CHANNEL_OPTIONS) as channel:
+        yield environment_pb2_grpc.EnvironmentServiceStub(channel)
+
+
+def tag_of(session_id: str) -> str:
+    return session_id.partition(".")[0]
+
+
+def dice(**fields) -> pb.ResetItem:
+    return reset_item("third_party", **fields)
+
+
+async def one_of_each_worker(stub) -> list[pb.Started]:
+    """As many new sessions as there are workers, each on another one."""
+    return [await start(stub, dice()) for _ in range(4)]
+
+
+async def collected_step(stub, item: pb.StepItem) -> pb.Transition:
+    """The item's transition, asked for until it is there."""
+    while True:
+        (outcome,) = (await stub.Step(pb.StepRequest(items=[item]))).outcomes
+        if not outcome.HasField("pending"):
+            assert outcome.HasField("transition"), outcome
+            return outcome.transition
+
+
+async def close(stub, sessions: list[pb.Started]) -> None:
+    await stub.Close(pb.CloseRequest(session_ids=[each.session_id for each in sessions]))
+
+
+# Who gets what
+
+
+async def test_what_the_front_says_of_the_server(four: Process, stub):
+    info = await stub.GetServer(pb.GetServerRequest())
+    assert len(set(info.addresses)) == 4
+    assert four.address not in info.addresses
+    assert info.max_sessions == 402
+    for address in info.addresses:
+        async with grpc.aio.insecure_channel(address) as channel:
+            own = await environment_pb2_grpc.EnvironmentServiceStub(channel).GetServer(pb.GetServerRequest())
+        assert own.max_sessions in (100, 101)
+        assert not own.addresses
+    listed = await stub.ListEnvironments(pb.ListEnvironmentsRequest())
+    assert [each.id for each in listed.environments] == ["third_party", "unruly"]
+    described = await stub.GetEnvironment(pb.GetEnvironmentRequest(environment_id="unruly"))
+    assert described.environment.step_deadline_seconds == 1
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await stub.GetEnvironment(pb.GetEnvironmentRequest(environment_id="unrul"))
+    assert details(call_status(error.value))[0].metadata["nearest"] == "unruly"
+
+
+async def test_health(four: Process):
+    async with grpc.aio.insecure_channel(four.address) as channel:
+        check = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    assert check.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_the_client_spreads_its_episodes(four: Process):
+    with connect(four.address) as client:
+        episodes = client.reset_many([EpisodeRequest(environment_id="third_party", split=Split.ALL)] * 20)
+        assert client.server().sessions == 20
+        for address in client.server().addresses:
+            with connect(address) as worker:
+                assert worker.server().sessions == 5
+        client.step_many([(episode, "roll") for episode in episodes])
+        client.close_many(episodes)
+        assert client.server().sessions == 0
+
+
+async def test_a_batch_over_all_workers(stub):
+    sessions = await one_of_each_worker(stub)
+    assert len({tag_of(each.session_id) for each in sessions}) == 4
+    ids = [each.session_id for each in sessions]
+    order = [2, 0, 3, 1]
+    items = [pb.StepItem(session_id=ids[each], step_index=1, actions=["roll"]) for each in order]
+    items.insert(2, pb.StepItem(session_id="nobody.at-all", step_index=1, actions=["roll"]))
+    items.append(pb.StepItem(session_id=ids[2], step_index=1, actions=["roll"]))
+    items.append(pb.StepItem(session_id=ids[0], step_index=7, actions=["roll"]))
+    outcomes = (await stub.Step(pb.StepRequest(items=items, max_wait_seconds=5))).outcomes
+    assert [each.session_id for each in outcomes] == [item.session_id for item in items]
+    assert [each.step_index for each in outcomes] == [item.step_index for item in items]
+    assert reason(outcomes[2]) == "SESSION_UNKNOWN"
+    assert [reason(each) for each in outcomes[5:]] == ["INVALID_ITEM", "INVALID_ITEM"]
+    for place in (0, 1, 3, 4):
+        assert await collected_step(stub, items[place]) == (
+            outcomes[place].transition if outcomes[place].HasField("transition") else ANY
+        )
+
+    ids.append("nobody.at-all")
+    kept = (await stub.KeepAlive(pb.KeepAliveRequest(session_ids=ids))).outcomes
+    assert [each.WhichOneof("outcome") for each in kept] == ["lease_seconds"] * 4 + ["error"]
+    advised = (await stub.Advise(pb.AdviseRequest(items=[pb.AdviseItem(session_id=each) for each in ids]))).outcomes
+    assert [each.session_id for each in advised] == ids
+    assert all(each.advice.actions for each in advised[:4])
+    forks = [pb.ForkItem(request_id=request_id(), session_id=each, step_index=1, same_noise=True) for each in ids]
+    forked = (await stub.Fork(pb.ForkRequest(items=forks))).outcomes
+    assert [each.request_id for each in forked] == [item.request_id for item in forks]
+    assert [tag_of(each.started.session_id) for each in forked[:4]] == [tag_of(each) for each in ids[:4]]
+    assert reason(forked[4]) == "SESSION_UNKNOWN"
+    assert (await stub.Fork(pb.ForkRequest(items=forks))).outcomes[:4] == forked[:4]
+    await close(stub, [each.started for each in forked[:4]])
+    closed = (await stub.Close(pb.CloseRequest(session_ids=ids))).outcomes
+    assert [(each.session_id, each.closed) for each in closed] == [(each, each in ids[:4]) for each in ids]
+    assert (await stub.GetServer(pb.GetServerRequest())).sessions == 0
+
+
+async def test_an_undecodable_item_fails_alone(four: Process, stub):
+    sessions = await one_of_each_worker(stub)
+    items = [pb.StepItem(session_id=each.session_id, step_index=1, actions=["roll"]) for each in sessions]
+    fields = [item.SerializeToString() for item in items]
+    fields[0] = fields[0].replace(b"roll", b"\xff\xfe\xfd\xfc")
+    async with grpc.aio.insecure_channel(four.address) as channel:
+        call = channel.unary_unary(
+            "/turngym.v1.EnvironmentService/Step", response_deserializer=pb.StepResponse.FromString
+        )
+        outcomes = (await call(b"".join(b"\x0a" + bytes([len(each)]) + each for each in fields))).outcomes
+    assert [each.session_id for each in outcomes] == [each.session_id for each in sessions]
+    assert reason(outcomes[0]) == "INVALID_ITEM"
+    assert not any(each.HasField("error") for each in outcomes[1:])
+    await close(stub, sessions)
+
+
+async def test_what_is_wrong_with_a_whole_call(stub):
+    session = await start(stub, dice())
+    items = [pb.StepItem(session_id=each, step_index=1, actions=["roll"]) for each in (session.session_id, "x.y")]
+    for call in (
+        stub.Step(pb.StepRequest()),
+        stub.Step(pb.StepRequest(items=items * 600)),
+        stub.Step(pb.StepRequest(items=items, max_wait_seconds=float("nan"))),
+        stub.Close(pb.CloseRequest()),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call
+        assert reason(call_status(error.value)) == "INVALID_ITEM"
+    await close(stub, [session])
+
+
+async def test_a_slow_item_of_one_worker_holds_up_no_other(stub):
+    sessions = [await start(stub, reset_item("unruly")) for _ in range(4)]
+    ids = [each.session_id for each in sessions]
+    items = [pb.StepItem(session_id=each, step_index=1, actions=["go"]) for each in ids]
+    items[0].actions[:] = ["sleep 0.8"]
+    request = pb.StepRequest(items=items, max_wait_seconds=10)
+    outcomes = (await stub.Step(request)).outcomes
+    assert outcomes[0].HasField("pending")
+    assert any(each.HasField("transition") for each in outcomes[1:])
+    collected = (await stub.Step(pb.StepRequest(items=items[:1], max_wait_seconds=10))).outcomes
+    assert collected[0].transition.observation.startswith("1, ")
+    # Whoever was pending is collected; nothing is played twice.
+    assert all([(await collected_step(stub, item)).observation.startswith("1, ") for item in items[1:]])
+    await close(stub, sessions)
+
+
+async def test_retries_of_reset_reach_the_worker_that_has_them(four: Process, stub):
+    calls = [pb.ResetRequest(items=[dice() for _ in range(3)]) for _ in range(4)]
+    replies = [await stub.Reset(call) for call in calls]
+    tags = [{tag_of(each.started.session_id) for each in given.outcomes} for given in replies]
+    assert [len(each) for each in tags] == [1, 1, 1, 1]  # One worker for all that a call begins.
+    assert len(set.union(*tags)) == 4
+    # Anew, through another connection, old ones of all workers mixed with a new one.
+    old = [call.items[1] for call in calls]
+    async with grpc.aio.insecure_channel(four.address) as channel:
+        other = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        mixed = (await other.Reset(pb.ResetRequest(items=[*old, dice()]))).outcomes
+        assert list(mixed[:4]) == [given.outcomes[1] for given in replies]
+        reused = reset_item("third_party", level_seed=99)
+        reused.request_id = old[0].request_id
+        assert reason((await other.Reset(pb.ResetRequest(items=[reused]))).outcomes[0]) == "REQUEST_ID_REUSED"
+    everything = [each.started for given in replies for each in given.outcomes] + [mixed[4].started]
+    assert (await stub.GetServer(pb.GetServerRequest())).sessions == len(everything) == 13
+    await close(stub, everything)
+
+
+async def test_a_full_worker_leaves_new_sessions_to_the_next(begin):
+    process = begin("--port", "0", "--max-sessions", "5", "--max-sessions-per-caller", "4")
+    async with grpc.aio.insecure_channel(process.address) as channel:
+        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+
+        async def refused(count: int, caller: str = "") -> bool:
+            request = pb.ResetRequest(items=[dice() for _ in range(count)])
+            try:
+                await stub.Reset(request, metadata=(("turngym-client", caller),))
+            except grpc.aio.AioRpcError as error:
+                info, delay = details(call_status(error))
+                assert (info.reason, delay) == ("SESSION_LIMIT", 1.0)
+                return True
+            return False
+
+        assert await refused(4)  # No worker has room for so many, and nothing is begun.
+        assert (await stub.GetServer(pb.GetServerRequest())).sessions == 0
+        assert [await refused(1) for _ in range(5)] == [False, False, False, False, True]
+        assert not await refused(1, "another")
+        assert await refused(1, "another")
+
+
+def test_shares():
+    config = ServerConfig(port=700, workers=3, max_sessions=8, max_sessions_per_caller=4)
+    shares = [share(config, number) for number in (1, 2, 3)]
+    assert [each.max_sessions for each in shares] == [3, 3, 2]
+    assert [each.max_sessions_per_caller for each in shares] == [2, 1, 1]
+    assert [each.port for each in shares] == [701, 702, 703]
+    assert share(ServerConfig(workers=2), 2).port == 0
+    assert share(ServerConfig(port=700, workers=2, worker_port=900), 2).port == 901
+    assert share(ServerConfig(port=700, workers=2, worker_port=0), 2).port == 0
+    metered = [share(ServerConfig(workers=2, metrics_port=port), 2).metrics_port for port in (None, 0, 900)]
+    assert metered == [None, 0, 901]
+    for wrong in (ServerConfig(workers=3, max_sessions=2), ServerConfig(port=65_534, workers=3)):
+        with pytest.raises(ValueError, match="worker"):
+            share(wrong, 3)
+
+
+# What dies
+
+
+def play(episodes: list[Episode], client, turns: int) -> None:
+    for _ in range(turns):
+        client.step_many([(episode, "go") for episode in episodes])
+
+
+def digests_of(address: str, disturb: Callable[[int], None] = lambda turn: None) -> list[bytes]:
+    """Digests of twelve episodes of six turns; `disturb` is called before each turn."""
+    requests = [
+        EpisodeRequest(environment_id="unruly", split=Split.ALL, level_seed=seed, noise_seed=seed) for seed in range(12)
+    ]
+    with connect(address, patience=PATIENCE) as client:
+        episodes = client.reset_many(requests)
+        for turn in range(6):
+            disturb(turn)
+            play(episodes, client, 1)
+        client.close_many(episodes)
+        return [episode.state.digest for episode in episodes]
+
+
+def test_episodes_outlive_their_worker(four: Process, two: Process):
+    undisturbed = digests_of(four.address)
+    with connect(two.address) as client:
+        addresses = list(client.server().addresses)
+    killed: list[int] = []
+
+    def kill(turn: int) -> None:
+        if turn in (2, 4):
+            killed.append(two.worker_of(addresses[turn // 4]))
+            os.kill(killed[-1], signal.SIGKILL)
+            if turn == 2:
+                eventually(lambda: len(two.workers()) == 2 and listens(addresses[0]))
+
+    assert digests_of(two.address, kill) == undisturbed
+    eventually(lambda: all(map(listens, addresses)))
+    assert not set(killed) & set(two.workers())
+    with connect(two.address) as client:
+        assert list(client.server().addresses) == addresses
+
+
+def listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def test_a_worker_that_cannot_have_its_port_back_is_found_elsewhere(two: Process):
+    with connect(two.address, patience=PATIENCE, failover=0.5) as client:
+        addresses = list(client.server().addresses)
+        episodes = client.reset_many([EpisodeRequest(environment_id="unruly", split=Split.ALL)] * 4)
+        for address in addresses:
+            # One after the other: each time the client knows one place at most, and has to ask the front.
+            host, _, port = address.rpartition(":")
+            with socket.socket() as squatter:
+                squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                os.kill(two.worker_of(address), signal.SIGKILL)
+                eventually(lambda squatter=squatter, place=(host, int(port)): binds(squatter, place))
+                squatter.listen()
+                eventually(lambda gone=address: gone not in client.server().addresses)
+                play(episodes, client, 1)
+                play(episodes, client, 1)
+        assert not set(client.server().addresses) & set(addresses)
+        assert all(episode.step_index == 4 for episode in episodes)
+
+
+def binds(squatter: socket.socket, place: tuple[str, int]) -> bool:
+    try:
+        squatter.bind(place)
+    except OSError:
+        return False
+    return True
+
+
+async def test_a_call_under_way_survives_its_worker(two: Process):
+    """The front says that the session is unknown, and goes on."""
+    async with grpc.aio.insecure_channel(two.address) as channel:
+        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        sessions = [(await start(stub, reset_item("unruly"))).session_id for _ in range(2)]
+        worker = int((await step(stub, sessions[0], 1, "pid")).transition.observation)
+        under_way = asyncio.ensure_future(step(stub, sessions[0], 2, "sleep 0.9", max_wait_seconds=10))
+        await asyncio.sleep(0.3)
+        os.kill(worker, signal.SIGKILL)
+        assert reason(await under_way) == "SESSION_UNKNOWN"
+        assert (await step(stub, sessions[1], 1, "go")).HasField("transition")
+
+
+def test_sigterm_drains_all(begin):
+    process = begin()
+    workers = process.workers()
+    with connect(process.address) as client:
+        episode = client.reset("unruly", split=Split.ALL)
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.popen.wait(timeout=PATIENCE) == 0
+        episode.close()
+    assert not any(map(runs, workers))
+    assert process.popen.stderr.read() == ""
+
+
+def test_nothing_is_left_when_the_front_is_killed(begin, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    process = begin()
+    workers = process.workers()
+    assert len(workers) == 2
+    stub_address = process.address
+    with grpc.insecure_channel(stub_address) as channel:
+        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        session = stub.Reset(pb.ResetRequest(items=[reset_item("unruly")])).outcomes[0].started.session_id
+        # A worker whose interpreter is held cannot notice anything itself.
+        item = pb.StepItem(session_id=session, step_index=1, actions=["spin"])
+        stub.Step.future(pb.StepRequest(items=[item]))
+        time.sleep(0.3)
+        process.popen.kill()
+        eventually(lambda: not any(map(runs, workers)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_drained_worker_is_replaced_too(two: Process):
+    first = two.workers()[0]
+    os.kill(first, signal.SIGTERM)
+    eventually(lambda: first not in two.workers() and len(two.workers()) == 2)
+    with connect(two.address, patience=PATIENCE) as client:
+        episodes = client.reset_many([EpisodeRequest(environment_id="unruly", split=Split.ALL)] * 8)
+        play(episodes, client, 1)
+
+
+# What the operator says
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-m", "turngym_server.cli", *ENVIRONMENTS, "--workers", "2", *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_worker_that_cannot_start(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("--port", "0", "--worker-port", str(port))
+        assert (result.returncode, result.stdout) == (2, "")
+        assert (
+            result.stderr
+            == f"env_server: port {port} of 127.0.0.1 is in use; choose another --port, or 0 for a free one\n"
+        )
+    result = run("--port", "0", "--option", f"levels={tmp_path / 'none'}")
+    assert result.returncode == 2
+    assert str(tmp_path / "none") in result.stderr
+    assert result.stderr.count("\n") == 1
+    result = run("--port", "0", "--max-sessions", "1")
+    assert result.returncode == 2
+    assert "--max-sessions 1 with --workers 2" in result.stderr
+
+
+def test_options_reach_the_workers_but_not_the_process_list(two: Process):
+    with connect(two.address) as client:
+        for _ in range(2):
+            assert client.reset("third_party", split=Split.ALL, level_seed=1).state.observation == "Target 5."
+    for pid in two.workers():
+        assert "levels" not in Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def test_what_an_environment_prints_is_not_taken_for_a_report(two: Process):
+    with connect(two.address) as client:
+        assert client.reset("unruly", split=Split.ALL).step("print").observation.startswith("1, ")
