@@ -9,6 +9,7 @@ import broken_server
 import pytest
 from broken_server import Passthrough, in_front_of
 from sample_environments import THREADED_DICE, Dice, DiceOptions, make_spec
+from server_process import ServerProcess
 from serving import serving
 
 from turngym_server.conformance import Finding, Verdict, check, expect
@@ -103,6 +104,17 @@ async def test_a_server_of_few_splits_and_short_leases_passes():
             found = await findings(server.address, "dice", words=words)
             assert of(found, Verdict.FAILS) == []
         assert of(found, Verdict.HOLDS)
+
+
+async def test_a_server_of_four_workers_passes():
+    with ServerProcess("--env", "frozen_lake", "--workers", "4", "--max-sessions", "400") as server:
+        found = await findings(server.address, "frozen_lake")
+        assert of(found, Verdict.FAILS) == []
+        assert "listed_addresses_answer" in {finding.rule.name for finding in found if finding.verdict is Verdict.HOLDS}
+        with dial(server.address) as channel:
+            *_, worker = Connection(channel).get_server().addresses
+        streamed = await findings(worker, "frozen_lake", words="StepStream")
+        assert {finding.verdict for finding in streamed} == {Verdict.HOLDS}
 
 
 async def test_a_proxy_without_defect_passes():
