@@ -29,9 +29,10 @@ class Call:
         rpc: its name.
         items: how many it holds; 0 where it is no batch, or could not be read.
         failures: how many of its items failed, by reason. first: what the first of them was told.
+        environments: how many of its items are about each environment; None: nobody wants to know.
     """
 
-    __slots__ = ("_caller", "context", "failures", "first", "items", "rpc")
+    __slots__ = ("_caller", "context", "environments", "failures", "first", "items", "rpc")
 
     def __init__(self, rpc: str, context: Context) -> None:
         self.rpc = rpc
@@ -39,6 +40,7 @@ class Call:
         self.items = 0
         self.first: ItemError | None = None
         self.failures: Counter[Reason] = Counter()
+        self.environments: Counter[str] | None = None
         self._caller: str | None = None
 
     @property
@@ -47,6 +49,11 @@ class Call:
         if self._caller is None:
             self._caller = caller_of(self.context)
         return self._caller
+
+    def about(self, environment_id: str) -> None:
+        """Notes which environment an item is about."""
+        if self.environments is not None:
+            self.environments[environment_id] += 1
 
     def failed(self, error: ItemError) -> status_pb2.Status:
         """Notes that an item failed, and returns what its outcome says."""

@@ -85,6 +85,10 @@ def serve(
             help="Port of the first worker, the others follow; 0 takes free ones.  [default: those after --port]",
         ),
     ] = None,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(help="OpenTelemetry collector, as in http://localhost:4318, for traces. Needs turngym[otel]."),
+    ] = _DEFAULTS.otlp_endpoint,
     log_level: Annotated[
         LogLevel, typer.Option(help="What goes to stderr; info adds what was refused, debug sessions.")
     ] = LogLevel.WARNING,
@@ -118,6 +122,7 @@ def serve(
         metrics_port=metrics_port,
         workers=workers,
         worker_port=worker_port,
+        otlp_endpoint=otlp_endpoint,
     )
     logs.configure(log_level.value.upper(), log_format)
     ids = ", ".join(sorted(spec.id for spec in specs))

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -72,6 +72,9 @@ from turngym_server.table import Creation, SessionTable
 from turngym_server.threads import Overrun
 from turngym_server.wire import Undecodable
 
+if TYPE_CHECKING:
+    from turngym_server.tracing import Tracing
+
 log: Final = logging.getLogger(__name__)
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
@@ -115,6 +118,7 @@ class ServerConfig:
         worker_port: of the first worker, the others follow; None: those after `port`, or free ones where that is 0.
         tag: begins every session id; "": one is drawn.
         front_socket: path of a unix socket that is answered too; "": none.
+        otlp_endpoint: URL of an OpenTelemetry collector that gets a span for every call; None: no traces are made.
     """
 
     host: str = "127.0.0.1"
@@ -131,13 +135,19 @@ class ServerConfig:
     worker_port: int | None = None
     tag: str = ""
     front_socket: str = ""
+    otlp_endpoint: str | None = None
 
 
 class EnvironmentService:
     """The RPCs, over sessions and hosts. Lives on one event loop."""
 
     def __init__(
-        self, hosts: Sequence[EnvironmentHost], config: ServerConfig, clock: Callable[[], float] = time.monotonic
+        self,
+        hosts: Sequence[EnvironmentHost],
+        config: ServerConfig,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        tracing: "Tracing | None" = None,
     ) -> None:
         self.hosts: Mapping[str, EnvironmentHost] = {
             host.spec.id: host for host in sorted(hosts, key=lambda host: host.spec.id)
@@ -154,6 +164,7 @@ class EnvironmentService:
             tag=config.tag or secrets.token_hex(4),
         )
         self._splits = frozenset(config.splits)
+        self._tracing = tracing
         self.streams: set[RequestStream] = set()
         self._streams_stopped = False
 
@@ -176,7 +187,9 @@ class EnvironmentService:
             "Close": self.close,
         }
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            name: grpc.unary_unary_rpc_method_handler(_guarded(name, method, self.runtime.counts.rpc(name)))
+            name: grpc.unary_unary_rpc_method_handler(
+                _guarded(name, method, self.runtime.counts.rpc(name), self._tracing)
+            )
             for name, method in methods.items()
         }
         handlers["StepStream"] = grpc.stream_stream_rpc_method_handler(self.step_stream)
@@ -252,6 +265,7 @@ class EnvironmentService:
 
         def prepare(item: pb.ResetItem) -> Callable[[str], Awaitable[Session]]:
             host, plan = read_reset(item, self.hosts, self._splits)
+            call.about(host.spec.id)
             return lambda caller: self._start(caller, host, plan, request.want_legal_actions)
 
         return await self._begin(items, call, prepare, waiting, request.want_legal_actions)
@@ -261,6 +275,7 @@ class EnvironmentService:
 
         def prepare(item: pb.ForkItem) -> Callable[[str], Awaitable[Session]]:
             session = self.table.find(item.session_id)
+            call.about(session.identity.host.spec.id)
             noise_seed = _fork_noise(item)
 
             def copy(caller: str) -> Awaitable[Session]:
@@ -443,7 +458,7 @@ class EnvironmentService:
             async def step(call: Call) -> bytes:
                 return await self._step(*decode_streamed(request), call)
 
-            reply = await _counted(Call("StepStream", context), step, counts)
+            reply = await _counted(Call("StepStream", context), step, counts, self._tracing)
             if isinstance(reply, bytes):
                 return frame(request_id, pb.StepStreamResponse.STEP_FIELD_NUMBER, reply)
             return frame(request_id, pb.StepStreamResponse.ERROR_FIELD_NUMBER, reply.status().SerializeToString())
@@ -481,6 +496,7 @@ class EnvironmentService:
                 session_id, step_index = item.session_id, item.step_index
                 once(session_id, seen, "session")
                 session = find(session_id)
+                call.about(session.identity.host.spec.id)
                 outcome = session.step(step_index, item.actions, want_legal)
                 if isinstance(outcome, bytes):
                     outcomes[position] = messages.step_outcome(session.wire_id, step_index, outcome)
@@ -507,7 +523,9 @@ class EnvironmentService:
         """A serialised AdviseOutcome."""
         try:
             item = decoded(item)
-            advice = await self.table.find(item.session_id).advise()
+            session = self.table.find(item.session_id)
+            call.about(session.identity.host.spec.id)
+            advice = await session.advise()
         except ItemError as error:
             return pb.AdviseOutcome(session_id=session_id_of(item), error=call.failed(error)).SerializeToString()
         return pb.AdviseOutcome(session_id=item.session_id, advice=advice).SerializeToString()
@@ -520,7 +538,7 @@ class EnvironmentService:
         outcomes: list[pb.KeepAliveOutcome] = []
         for session_id in session_ids:
             try:
-                self.table.find(session_id)
+                call.about(self.table.find(session_id).identity.host.spec.id)
                 outcome = pb.KeepAliveOutcome(session_id=session_id, lease_seconds=self.table.lease_seconds)
             except ItemError as error:
                 outcome = pb.KeepAliveOutcome(session_id=session_id, error=call.failed(error))
@@ -572,7 +590,8 @@ class Server:
         clock: seconds, monotonic; leases and wall-clock limits are counted on it.
 
     Raises:
-        OSError: on entry, where the address cannot be bound.
+        OSError: on entry, where an address cannot be bound.
+        ValueError: on entry, where traces are asked for that cannot be made.
     """
 
     def __init__(
@@ -587,6 +606,7 @@ class Server:
         self.config = config or ServerConfig()
         self.port = 0
         self._metrics: MetricsEndpoint | None = None
+        self._tracing: Tracing | None = None
 
     @property
     def metrics_url(self) -> str | None:
@@ -600,7 +620,9 @@ class Server:
 
     async def start(self) -> None:
         """Binds and begins to serve."""
-        self.service = EnvironmentService(self._environments, self.config, self._clock)
+        if self.config.otlp_endpoint is not None:
+            self._tracing = _open_tracing(self.config.otlp_endpoint)
+        self.service = EnvironmentService(self._environments, self.config, self._clock, tracing=self._tracing)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers((self.service.handlers(),))
         self._health = HealthServicer()
@@ -643,6 +665,8 @@ class Server:
         self.service.runtime.close()
         if self._metrics is not None:
             await self._metrics.close()
+        if self._tracing is not None:
+            await self._tracing.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -662,23 +686,38 @@ class Server:
             self.service.table.sweep()
 
 
+def _open_tracing(endpoint: str) -> "Tracing":
+    try:
+        from turngym_server.tracing import Tracing
+    except ImportError as error:
+        raise ValueError(
+            "--otlp-endpoint needs OpenTelemetry, which is not installed: pip install 'turngym[otel]'"
+        ) from error
+    return Tracing(endpoint, SERVICE)
+
+
 def _guarded(
-    rpc: str, method: Callable[[bytes, Call], Awaitable[bytes]], counts: RpcCounts
+    rpc: str, method: Callable[[bytes, Call], Awaitable[bytes]], counts: RpcCounts, tracing: "Tracing | None"
 ) -> Callable[[bytes, Context], Awaitable[bytes]]:
     """The method, counted, its ItemErrors turned into the status of the whole call."""
 
     async def answer(data: bytes, context: Context) -> bytes:
-        reply = await _counted(Call(rpc, context), lambda call: method(data, call), counts)
+        reply = await _counted(Call(rpc, context), lambda call: method(data, call), counts, tracing)
         return reply if isinstance(reply, bytes) else await _abort(context, reply)
 
     return answer
 
 
-async def _counted(call: Call, work: Callable[[Call], Awaitable[bytes]], counts: RpcCounts) -> bytes | ItemError:
-    """The reply to a request, or why it is refused as a whole; both are counted."""
+async def _counted(
+    call: Call, work: Callable[[Call], Awaitable[bytes]], counts: RpcCounts, tracing: "Tracing | None"
+) -> bytes | ItemError:
+    """The reply to a request, or why it is refused as a whole; both are counted, and traced where that is asked for."""
     began = time.perf_counter()
     try:
-        return await work(call)
+        if tracing is None:
+            return await work(call)
+        with tracing.span(call):
+            return await work(call)
     except ItemError as error:
         refusal = error
     except DecodeError as error:
