@@ -38,9 +38,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -52,6 +50,7 @@ from typing import IO, Final
 
 import grpc
 import measure
+from child import Child
 from fault_journal import IDS, JOURNAL, NEW_VERSION, SAME_VERSION, UNSURE, Note, mark_of, read_notes
 from fault_player import FINISHED, LOST, REFUSED, Committed, level_seed_of, read_committed
 
@@ -81,49 +80,6 @@ GRPC_HUNG_UP: Final = "ERROR grpc._cython.cygrpc: ExecuteBatchError"
 NOT_REPLAYABLE: Final = "NOT_REPLAYABLE"
 VERSION_MISMATCH: Final = "VERSION_MISMATCH"
 DIGEST_MISMATCH: Final = "DIGEST_MISMATCH"
-
-
-class Child:
-    """A process of ours whose stderr goes to a file; `address` where its first line names one."""
-
-    def __init__(self, command: Sequence[str], stderr: IO[bytes], environment: Mapping[str, str]) -> None:
-        path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
-        self.process = subprocess.Popen(
-            [sys.executable, *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path, **environment},
-        )
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def address(self) -> str:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if (found := re.search(r"listening on (\S+:\d+)", line)) is None:
-            raise RuntimeError(f"{self.process.args} did not start; its first line was {line!r}")
-        return found[1]
-
-    def tell(self, line: str) -> None:
-        """Says a line and waits for the answer."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"{line}\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        assert answer == "ok\n", answer
-
-    def send(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def end(self, number: signal.Signals) -> None:
-        """Sends a signal that ends it, and waits."""
-        self.send(number)
-        self.process.communicate()
 
 
 class Scene:

@@ -32,9 +32,10 @@ def decode(kind: type[RequestT], item_kind: type[ItemT], data: bytes) -> tuple[R
 
     Raises:
         ItemError: INVALID_ITEM, where the batch is empty or too large.
-        DecodeError: the bytes are no protobuf message.
+        DecodeError: the bytes are no protobuf message, or hold too many fields.
     """
     items: Sequence[ItemT | Undecodable]
+    wire.check_fields(kind, data)
     try:
         request = kind.FromString(data)
         items = getattr(request, "items")  # noqa: B009  # Every batched request but those of session ids has them.
@@ -48,6 +49,7 @@ def decode(kind: type[RequestT], item_kind: type[ItemT], data: bytes) -> tuple[R
 def unframe(data: bytes) -> tuple[int, pb.StepRequest | bytes]:
     """The id of a StepStreamRequest, as far as it can be read, and what it asks for; undecodable: all its bytes."""
     try:
+        wire.check_fields(pb.StepStreamRequest, data)
         framed = pb.StepStreamRequest.FromString(data)
     except DecodeError:
         return wire.integer_field(data, 1) & 0xFFFFFFFFFFFFFFFF, data
@@ -72,6 +74,7 @@ def frame(request_id: int, field: int, outcome: bytes) -> bytes:
 def decode_ids(kind: type[RequestT], data: bytes) -> tuple[RequestT, Sequence[str]]:
     """A request about session ids; an undecodable id is what can be read of it, which is no session's."""
     ids: Sequence[str]
+    wire.check_fields(kind, data)
     try:
         request = kind.FromString(data)
         ids = getattr(request, "session_ids")  # noqa: B009

@@ -276,6 +276,7 @@ class Front:
     async def _to_owners(self, rpc: Batched, data: bytes, context: Context) -> bytes:
         """The outcomes of a batch, each from the worker that has the item's session or is to have it."""
         try:
+            wire.check_fields(rpc.request, data)
             batch = wire.take_apart(rpc.request, data)
         except DecodeError:
             return await self._to_anyone(rpc.name, data, context)

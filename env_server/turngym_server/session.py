@@ -114,6 +114,7 @@ class Session:
     """
 
     __slots__ = (
+        "_advice",
         "_fingerprint",
         "_inline",
         "_legal",
@@ -158,6 +159,7 @@ class Session:
         self._fingerprint = last_actions
         self._result = messages.transition_field(state)
         self._legal = legal
+        self._advice: pb.Advice | None = None
         self._running: asyncio.Task[bytes] | None = None
         self._lock: asyncio.Lock | None = None
 
@@ -200,6 +202,7 @@ class Session:
         self.step_index = step_index
         self._fingerprint = fingerprint
         self._legal = None
+        self._advice = None
         if self._inline and not self._busy:
             return self._play_inline(actions, encoded, want_legal)
         self._running = self._runtime.spawn(self._run(actions, encoded, want_legal))
@@ -422,7 +425,7 @@ class Session:
         return copy
 
     async def advise(self) -> pb.Advice:
-        """What the oracle would do now.
+        """What the oracle would do now. It is asked once a turn, however often its advice is.
 
         Raises:
             ItemError: STEP_RUNNING, EPISODE_ENDED, NO_ORACLE, ENVIRONMENT_FAILED, STEP_DEADLINE.
@@ -433,12 +436,16 @@ class Session:
                 raise ItemError(
                     Reason.EPISODE_ENDED, f"the episode ended at step {self.step_index}; there is nothing to advise"
                 )
+            if (known := self._advice) is not None:
+                return lambda: known
             step_index, episode = self.step_index, self.episode
             return lambda: _ask_oracle(step_index, episode)
 
         advice = await self._aside(prepare, f"the oracle after step {self.step_index}")
         if advice is None:
             raise ItemError(Reason.NO_ORACLE, f"{self.identity.host.spec.id} has no oracle")
+        if advice.step_index == self.step_index:
+            self._advice = advice
         return advice
 
     async def _aside(self, prepare: Callable[[], Callable[[], T]], what: str) -> T:

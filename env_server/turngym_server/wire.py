@@ -4,16 +4,27 @@ Outcomes are kept as the bytes they leave as, so that a batch is answered by joi
 undecodable item is taken apart, so that the item fails alone. Knows nothing of what the messages mean.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar, cast
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
 _VARINT: Final = 0
 _FIXED64: Final = 1
 _BYTES: Final = 2
+_GROUP_START: Final = 3
+_GROUP_END: Final = 4
 _FIXED32: Final = 5
+_FIXED_BYTES: Final = {_FIXED64: 8, _FIXED32: 4, _GROUP_START: 0, _GROUP_END: 0}
+
+MAX_FIELDS: Final = 100_000
+"""Fields in one request, those of its items included. A parsed field takes up to a hundred times its bytes."""
+TOO_MANY_FIELDS: Final = f"more than {MAX_FIELDS} fields; send fewer items, or fewer actions in each"
+COUNTED_FROM: Final = 64 * 1024
+"""Smaller requests hold too few fields to do harm, and are not counted."""
 
 ITEMS_FIELD: Final = 1
 """Number of the repeated field that holds a batch's items, in every batched message of the contract."""
@@ -77,6 +88,53 @@ def take_apart(kind: type[MessageT], data: bytes, items_field: int = ITEMS_FIELD
     return Batch(kind.FromString(bytes(rest)), items)
 
 
+def check_fields(kind: type[Message], data: bytes) -> None:
+    """Looks at a request before it is parsed: a few megabytes of empty items would take gigabytes.
+
+    Raises:
+        DecodeError: it holds more than MAX_FIELDS.
+    """
+    if len(data) >= COUNTED_FROM:
+        _count_fields(cast(Descriptor, kind.DESCRIPTOR), data, 0, len(data), MAX_FIELDS)
+
+
+def _count_fields(kind: Descriptor, data: bytes, position: int, end: int, left: int) -> int:
+    """How many of `left` fields are left after those of the message in data[position:end], the nested ones included.
+
+    What is no message is counted as far as a parser would get: it is refused by the parser.
+    """
+    nested = _nested(kind)
+    while position < end:
+        left -= 1
+        if left < 0:
+            raise DecodeError(TOO_MANY_FIELDS)
+        try:
+            # Nearly all keys and lengths are one byte, and calls are what this would spend its time on.
+            key, position = (data[position], position + 1) if data[position] < 0x80 else _read_varint(data, position)
+            wire_type = key & 7
+            if wire_type == _BYTES:
+                short = position < end and data[position] < 0x80
+                length, position = (data[position], position + 1) if short else _read_varint(data, position)
+                if (inner := nested.get(key >> 3)) is not None:
+                    left = _count_fields(inner, data, position, min(position + length, end), left)
+                position += length
+            elif wire_type == _VARINT:
+                _, position = _read_varint(data, position)
+            elif wire_type in _FIXED_BYTES:
+                position += _FIXED_BYTES[wire_type]
+            else:
+                return left
+        except _NoVarint:
+            return left
+    return left
+
+
+@functools.cache
+def _nested(kind: Descriptor) -> Mapping[int, Descriptor]:
+    """The fields of a message that hold messages, by number."""
+    return {field.number: field.message_type for field in kind.fields if field.message_type is not None}
+
+
 def text_field(data: bytes, number: int) -> str:
     """The last value of a string field, or "" where it is absent or undecodable."""
     text = ""
@@ -117,11 +175,15 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, int, int, int]]:
     """(field number, wire type, start of the field, start of its payload, end) of each top-level field.
 
     Raises:
-        DecodeError: once it comes to what is no field.
+        DecodeError: once it comes to what is no field, or to one too many.
     """
     position = 0
+    left = MAX_FIELDS
     while position < len(data):
         start = position
+        left -= 1
+        if left < 0:
+            raise DecodeError(TOO_MANY_FIELDS)
         key, position = _read_varint(data, position)
         number, wire_type = key >> 3, key & 7
         payload = position
@@ -141,15 +203,19 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, int, int, int]]:
         yield number, wire_type, start, payload, position
 
 
+class _NoVarint(DecodeError):
+    """Bytes that are no varint."""
+
+
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     """A varint and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         if position >= len(data):
-            raise DecodeError("a number runs past the end of the message")
+            raise _NoVarint("a number runs past the end of the message")
         byte = data[position]
         position += 1
-        value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, position
-    raise DecodeError("a number is longer than ten bytes")
+            return (value | byte << shift if shift else byte), position
+        value |= (byte & 0x7F) << shift
+    raise _NoVarint("a number is longer than ten bytes")

@@ -306,6 +306,18 @@ async def test_batches_of_the_wrong_size():
             assert reason(call_status(refused.value)) == "INVALID_ITEM"
 
 
+@pytest.mark.parametrize("rpc", ["Reset", "Step", "Fork", "Advise", "KeepAlive", "Close"])
+async def test_a_request_of_very_many_fields(rpc):
+    """A megabyte of empty items would take a quarter of a gigabyte and seconds of the event loop."""
+    async with serving(DICE) as (stub, server):
+        for data in (b"\x0a\x00" * 500_000, b"\x0a\x00" * 500_000 + b"\x0a\x01\xff"):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await raw(server, rpc, data)
+            assert reason(call_status(refused.value)) == "INVALID_ITEM"
+            assert "more than 100000 fields" in str(refused.value.details())
+        assert (await step(stub, (await start(stub)).session_id, 1, "roll")).HasField("transition")
+
+
 async def test_level_file(tmp_path):
     """Seed i is the i-th level of the split, in file order; one past the end is told how many there are."""
     path = tmp_path / "levels"

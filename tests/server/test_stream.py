@@ -130,15 +130,18 @@ async def test_bytes_that_are_no_request():
         bad_text = request(6, (session, 1, "???"), (session, 1, "roll")).SerializeToString().replace(b"???", b"\xff??")
         call = channel.stream_stream("/turngym.v1.EnvironmentService/StepStream")()
         answers = []
-        for data in (b"\xff\xff\xff", request(7).SerializeToString() + b"\x0f", good + b"\x0f", bad_text, good):
+        many = request(8, *[(session, 1, "roll")] * 50_000).SerializeToString()
+        bad = (b"\xff\xff\xff", request(7).SerializeToString() + b"\x0f", good + b"\x0f", many)
+        for data in (*bad, bad_text, good):
             await call.write(data)
             answers.append(pb.StepStreamResponse.FromString(await call.read()))
-        assert [answer.id for answer in answers] == [0, 7, 1, 6, 1]
-        assert [reason(answer.error) for answer in answers[:3]] == ["INVALID_ITEM"] * 3
-        undecodable, played = answers[3].step.outcomes
+        assert [answer.id for answer in answers] == [0, 7, 1, 8, 6, 1]
+        assert [reason(answer.error) for answer in answers[:4]] == ["INVALID_ITEM"] * 4
+        assert "more than 100000 fields" in answers[3].error.message
+        undecodable, played = answers[4].step.outcomes
         assert reason(undecodable) == "INVALID_ITEM"
         assert (undecodable.session_id, undecodable.step_index) == (session, 1)
-        assert answers[4].step.outcomes[0] == played
+        assert answers[5].step.outcomes[0] == played
         assert PLAYED == ["roll"]
 
 

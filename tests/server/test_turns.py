@@ -2,15 +2,28 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import grpc
 import grpc.aio
 import pytest
-from sample_environments import CLOSED, DICE, FAULTY, GATE, PLAYED, THREADED_DICE, THREADED_FAULTY
+from sample_environments import (
+    CLOSED,
+    DICE,
+    FAULTY,
+    GATE,
+    PLAYED,
+    THREADED_DICE,
+    THREADED_FAULTY,
+    Dice,
+    DiceOptions,
+    make_spec,
+)
 from serving import Clock, details, reason, request_id, reset_item, serving, start, step
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.batches import MAX_REPLY_BYTES
+from turngym_server.environment import Left
 
 
 @pytest.fixture(autouse=True)
@@ -255,6 +268,25 @@ async def test_advice():
         broken = await start(stub, environment_id="faulty", options_json='{"reset": "oracle"}')
         assert reason(await advise(broken.session_id)) == "ENVIRONMENT_FAILED"
         assert (await step(stub, broken.session_id, 1, "go")).HasField("transition")
+
+
+async def test_the_oracle_is_asked_once_a_turn():
+    asked: list[int] = []
+
+    class Asked(Dice):
+        def oracle(self, left: Left) -> Sequence[str]:
+            asked.append(left.turns)
+            return ("roll",)
+
+    async with serving(make_spec("asked", Asked, DiceOptions)) as (stub, _):
+        session = (await start(stub, environment_id="asked")).session_id
+        thousand = pb.AdviseRequest(items=[pb.AdviseItem(session_id=session)] * 1_000)
+        outcomes = (await stub.Advise(thousand)).outcomes
+        assert len(outcomes) == 1_000
+        assert len({outcome.SerializeToString() for outcome in outcomes}) == 1
+        await step(stub, session, 1, "roll")
+        (advised,) = (await stub.Advise(pb.AdviseRequest(items=thousand.items[:1]))).outcomes
+        assert (advised.advice.step_index, asked) == (1, [20, 19])
 
 
 async def test_forks():

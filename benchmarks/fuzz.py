@@ -1,0 +1,453 @@
+"""Hostile requests and hostile actions against a real server process, each case known by its number.
+
+- `requests`: a valid request of some RPC, changed in its fields, its options' JSON and its bytes (`fuzz_requests.py`).
+- `actions`: a text (`fuzz_texts.py`) played as an action in two episodes of the same seeds, in every environment served
+  and under several of its options.
+
+What must hold, for every case: the server answers within the deadline; the status is one of the contract's, with its
+reason, and none of INTERNAL, UNKNOWN or UNAVAILABLE; the reply is one, with an outcome for every item; an action is
+play, never an error, and both episodes tell the same. And in the end: the server lives, plays the episodes of the
+beginning byte for byte, holds no session, has logged no error, and its memory has stopped growing.
+
+    python benchmarks/fuzz.py                         200,000 requests, 50,000 actions; writes fuzz.json and fuzz.txt
+    python benchmarks/fuzz.py requests --case 4711    one case alone, told in full
+
+Exit status 1 if a case fails. A case needs nothing from those before it: it starts the session that it is about.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import math
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+import grpc
+import grpc.aio
+import measure
+from child import Child
+from fuzz_requests import REPLIES, RPCS, Served, Start, draw_request, draw_start, reset_item
+from fuzz_texts import hostile_text
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2, status_pb2
+
+from turngym.v1 import environment_pb2 as pb
+from turngym_server.errors import CODES, Reason
+from turngym_server.rng import Rng
+
+HERE: Final = Path(__file__).parent
+SERVICE: Final = "/turngym.v1.EnvironmentService/"
+REQUEST_STREAM: Final = 1 << 50
+ACTION_STREAM: Final = 1 << 51
+BLOCK: Final = 64
+"""Cases at a time."""
+ANSWER_SECONDS: Final = 45.0
+"""A call may take so long: the environments' own deadline, 30 s, and some for a busy machine."""
+LEASE_SECONDS: Final = 20.0
+WARM: Final = 0.4
+"""Memory is compared from this share of the cases on."""
+GROWTH: Final = 1.25
+"""The most that memory may grow from there to the end."""
+TOLD: Final = 4_000
+"""Bytes or characters of a case that are printed."""
+MAX_ERROR_BYTES: Final = 8 * 1024
+MAX_OBSERVATION_BYTES: Final = 256 * 1024
+NEVER: Final = {Reason.ENVIRONMENT_FAILED, Reason.STEP_DEADLINE, Reason.DRAINING}
+
+OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "bandit": ("", '{"names":"pairs"}', '{"reversed":true,"high_pays":1.0}'),
+    "frozen_lake": ("", '{"size":2}', '{"size":12,"slip":0.0}', '{"holes":0.6,"symbols":"latin"}'),
+    "sokoban": ("", '{"symbols":"xsb"}', '{"width":5,"height":7,"max_solution":6}', '{"floors":"walk"}'),
+    "sokoban_large": ("", '{"symbols":"digits","boxes":1}'),
+}
+"""What is asked for beside the defaults, in the environments of the registry; others are asked for their defaults."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of the cases.
+
+    Attributes:
+        outcomes: replies by status or reason.
+        failures: what must not be, by case number.
+        slowest: seconds of the slowest call, and its case.
+    """
+
+    cases: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    failures: dict[int, str] = field(default_factory=dict[int, str])
+    slowest: tuple[float, int] = (0.0, -1)
+
+    def fail(self, case: int, why: str) -> None:
+        if case not in self.failures:
+            self.failures[case] = why
+            print(f"case {case}: {why}", file=sys.stderr, flush=True)
+
+
+class Target:
+    """The server, met with raw bytes. `tells`: each case is printed."""
+
+    def __init__(self, channel: grpc.aio.Channel, tally: Tally, tells: bool) -> None:
+        self._channel = channel
+        self.tells = tells
+        self.tally = tally
+
+    async def call(self, rpc: str, data: bytes, case: int) -> bytes | status_pb2.Status:
+        """The reply, or the status of a refused call. What must not be is noted."""
+        began = time.monotonic()
+        method = cast("Callable[..., Awaitable[bytes]]", self._channel.unary_unary(SERVICE + rpc))
+        try:
+            return await method(data, timeout=ANSWER_SECONDS, metadata=(("turngym-client", f"fuzz{case % 7}"),))
+        except grpc.aio.AioRpcError as error:
+            return self._status(error, rpc, case)
+        finally:
+            self.tally.slowest = max(self.tally.slowest, (time.monotonic() - began, case))
+
+    def _status(self, error: grpc.aio.AioRpcError, rpc: str, case: int) -> status_pb2.Status:
+        metadata = error.trailing_metadata() or ()
+        for key, value in metadata:
+            if key == "grpc-status-details-bin" and isinstance(value, bytes):
+                return status_pb2.Status.FromString(value)
+        self.tally.fail(case, f"{rpc}: {error.code().name} without details: {str(error.details())[:200]}")
+        return status_pb2.Status(code=error.code().value[0])
+
+    async def ask(self, rpc: str, request: Message, case: int) -> Any:
+        """The reply to a request that must not be refused."""
+        while True:
+            answer = await self.call(rpc, request.SerializeToString(), case)
+            if isinstance(answer, bytes):
+                return REPLIES[rpc].FromString(answer)
+            if reason_of(answer) is not Reason.SESSION_LIMIT:
+                raise RuntimeError(f"case {case}: a valid {rpc} was refused: {answer.message}")
+            await asyncio.sleep(0.2)  # Others' sessions are about to be closed.
+
+
+def reason_of(status: status_pb2.Status) -> Reason | None:
+    """The contract's reason of a status; None where it has none, or one of another code."""
+    info = error_details_pb2.ErrorInfo()
+    if not status.details or not status.details[0].Unpack(info) or info.reason not in Reason.__members__:
+        return None
+    reason = Reason[info.reason]
+    return reason if CODES[reason] == status.code else None
+
+
+def fault_of_status(status: status_pb2.Status) -> str:
+    """What is wrong with an error, or ""."""
+    reason = reason_of(status)
+    if reason is None:
+        return f"status {status.code} without a reason that goes with it: {status.message[:200]}"
+    if reason in NEVER:
+        return f"{reason.value}: {status.message[:300]}"
+    if not status.message or status.ByteSize() > MAX_ERROR_BYTES:
+        return f"{reason.value} with an error of {status.ByteSize()} bytes: {status.message[:100]!r}"
+    return ""
+
+
+def fault_of_transition(transition: pb.Transition) -> str:
+    """What is wrong with a transition, or ""."""
+    if not math.isfinite(transition.reward) or len(transition.digest) != 32:
+        return f"reward {transition.reward}, digest of {len(transition.digest)} bytes"
+    if len(transition.observation.encode()) > MAX_OBSERVATION_BYTES:
+        return f"an observation of {len(transition.observation)} characters"
+    return ""
+
+
+def state_of(outcome: Any) -> pb.Transition | None:
+    """The transition in an outcome of whatever RPC."""
+    kind = outcome.WhichOneof("outcome")
+    if kind == "started":
+        return outcome.started.state
+    return outcome.transition if kind == "transition" else None
+
+
+# Requests.
+
+
+async def run_requests(target: Target, seed: int, cases: Sequence[int], served: Sequence[Served]) -> None:
+    """Runs a block of cases: starts the sessions they are about, sends each request, and closes what there is."""
+    rngs = [Rng(seed, REQUEST_STREAM + case) for case in cases]
+    sessions = await start_all(target, [draw_start(rng, served) for rng in rngs], rngs, cases[0])
+    made = await asyncio.gather(
+        *(
+            send_one(target, case, rng, started, served)
+            for case, rng, started in zip(cases, rngs, sessions, strict=True)
+        )
+    )
+    await close_all(target, [started.session_id for started in sessions] + [each for ids in made for each in ids])
+
+
+async def start_all(target: Target, starts: Sequence[Start], rngs: Sequence[Rng], case: int) -> Sequence[pb.Started]:
+    items = [reset_item(rng, start) for rng, start in zip(rngs, starts, strict=True)]
+    request = pb.ResetRequest(items=items, max_wait_seconds=ANSWER_SECONDS / 2, want_legal_actions=True)
+    while True:
+        reply = await target.ask("Reset", request, case)
+        if not any(outcome.HasField("pending") for outcome in reply.outcomes):
+            break
+    for outcome, start in zip(reply.outcomes, starts, strict=True):
+        if not outcome.HasField("started"):
+            raise RuntimeError(f"case {case}: {start} did not start: {outcome.error.message}")
+    return [outcome.started for outcome in reply.outcomes]
+
+
+async def close_all(target: Target, session_ids: Sequence[str]) -> None:
+    for first in range(0, len(session_ids), 1_024):
+        await target.ask("Close", pb.CloseRequest(session_ids=session_ids[first : first + 1_024]), -1)
+
+
+async def send_one(target: Target, case: int, rng: Rng, started: pb.Started, served: Sequence[Served]) -> Sequence[str]:
+    """Sends one mutated request; returns ids of sessions that it made."""
+    rpc = rng.choice(RPCS)
+    data = draw_request(rng, rpc, started, served)
+    if target.tells:
+        print(f"{rpc} in {started.environment_id} {started.options_json}: {len(data)} bytes\n{data[:TOLD]!r}")
+    answer = await target.call(rpc, data, case)
+    tally = target.tally
+    tally.cases += 1
+    if isinstance(answer, status_pb2.Status):
+        tally.outcomes[f"{rpc} {name_of(answer)}"] += 1
+        if fault := fault_of_status(answer):
+            tally.fail(case, f"{rpc}: {fault}")
+        return []
+    tally.outcomes[f"{rpc} OK"] += 1
+    try:
+        reply = REPLIES[rpc].FromString(answer)
+    except DecodeError as error:
+        tally.fail(case, f"{rpc}: the reply cannot be decoded: {error}")
+        return []
+    return check_reply(tally, case, rpc, data, reply)
+
+
+def name_of(status: status_pb2.Status) -> str:
+    reason = reason_of(status)
+    return reason.value if reason else f"code {status.code}"
+
+
+def check_reply(tally: Tally, case: int, rpc: str, data: bytes, reply: Any) -> Sequence[str]:
+    """Notes what is wrong with a reply; returns ids of sessions that it tells of."""
+    if rpc not in ("Reset", "Step", "Fork", "Advise", "KeepAlive", "Close"):
+        return []
+    made: list[str] = []
+    for outcome in reply.outcomes:
+        if rpc != "Close" and outcome.HasField("error"):
+            tally.outcomes[f"{rpc} item {name_of(outcome.error)}"] += 1
+            if fault := fault_of_status(outcome.error):
+                tally.fail(case, f"{rpc} item: {fault}")
+        elif rpc in ("Reset", "Step", "Fork") and (state := state_of(outcome)) is not None:
+            tally.outcomes[f"{rpc} item OK"] += 1
+            if fault := fault_of_transition(state):
+                tally.fail(case, f"{rpc} item: {fault}")
+        if rpc in ("Reset", "Fork") and outcome.HasField("started"):
+            made.append(outcome.started.session_id)
+    if (items := items_in(rpc, data)) is not None and items != len(reply.outcomes):
+        tally.fail(case, f"{rpc}: {items} items, {len(reply.outcomes)} outcomes")
+    return made
+
+
+def items_in(rpc: str, data: bytes) -> int | None:
+    """Items of a request; None where it is no message."""
+    request: Any = getattr(pb, f"{rpc}Request")()
+    try:
+        request.ParseFromString(data)
+    except DecodeError:
+        return None
+    return len(request.session_ids if rpc in ("KeepAlive", "Close") else request.items)
+
+
+# Actions.
+
+
+async def run_actions(target: Target, seed: int, cases: Sequence[int], served: Sequence[Served]) -> None:
+    """Runs a block of cases: plays each one's text in two episodes of the same seeds, and compares."""
+    rngs = [Rng(seed, ACTION_STREAM + case) for case in cases]
+    starts = [draw_start(rng, served) for rng in rngs]
+    pairs = [await start_all(target, starts, rngs, cases[0]) for _ in range(2)]
+    texts = [
+        [hostile_text(rng, started.state.legal_actions.actions) for _ in range(1 + rng.below(2))]
+        for rng, started in zip(rngs, pairs[0], strict=True)
+    ]
+    if target.tells:
+        print(f"{starts[0]}: {str(texts[0])[:TOLD]}")
+    played = [await play_all(target, sessions, texts, cases[0]) for sessions in pairs]
+    for case, start, actions, first, second in zip(cases, starts, texts, *played, strict=True):
+        check_play(target.tally, case, start, actions, first, second)
+    await close_all(target, [started.session_id for sessions in pairs for started in sessions])
+
+
+async def play_all(
+    target: Target, sessions: Sequence[pb.Started], texts: Sequence[Sequence[str]], case: int
+) -> Sequence[pb.StepOutcome]:
+    """The outcome of the first step of each session."""
+    outcomes: dict[str, pb.StepOutcome] = {}
+    while left := [place for place, each in enumerate(sessions) if each.session_id not in outcomes]:
+        items = [
+            pb.StepItem(session_id=sessions[place].session_id, step_index=1, actions=texts[place]) for place in left
+        ]
+        reply: pb.StepResponse = await target.ask("Step", pb.StepRequest(items=items, max_wait_seconds=10), case)
+        for outcome in reply.outcomes:
+            if not outcome.HasField("pending"):
+                outcomes[outcome.session_id] = outcome
+    return [outcomes[started.session_id] for started in sessions]
+
+
+def check_play(
+    tally: Tally, case: int, start: Start, actions: Sequence[str], first: pb.StepOutcome, second: pb.StepOutcome
+) -> None:
+    tally.cases += 1
+    if not first.HasField("transition"):
+        tally.outcomes[f"{start.environment} {name_of(first.error)}"] += 1
+        tally.fail(case, f"{start}: {first.error.message[:300]}; actions {str(actions)[:200]}")
+        return
+    tally.outcomes[f"{start.environment} {'valid' if first.transition.action_valid else 'invalid'}"] += 1
+    if first.transition != second.transition:
+        tally.fail(case, f"{start}: the same actions told two things: {str(actions)[:200]}")
+    if fault := fault_of_transition(first.transition):
+        tally.fail(case, f"{start}: {fault}; actions {str(actions)[:200]}")
+
+
+# The server.
+
+Block = Callable[[Target, int, Sequence[int], Sequence[Served]], Awaitable[None]]
+KINDS: Final[Mapping[str, tuple[Block, int]]] = {"requests": (run_requests, 200_000), "actions": (run_actions, 50_000)}
+"""What runs a block of cases, and how many cases there are by default."""
+
+
+@asynccontextmanager
+async def serving(folder: Path, lease_seconds: float) -> AsyncGenerator[tuple[Child, grpc.aio.Channel]]:
+    """Serves the whole registry."""
+    with (folder / "server.log").open("wb") as log:
+        options = ("--env", "all", "--splits", "train,validation,all", "--lease-seconds", str(lease_seconds))
+        server = Child(["-m", "turngym_server.cli", *options, "--port", "0"], log, {})
+    try:
+        sizes = [(f"grpc.max_{way}_message_length", 64 << 20) for way in ("send", "receive")]
+        async with grpc.aio.insecure_channel(server.address(), options=sizes) as channel:
+            yield server, channel
+    finally:
+        server.process.kill()
+        server.process.communicate()
+
+
+async def find_served(target: Target) -> Sequence[Served]:
+    reply: pb.ListEnvironmentsResponse = await target.ask("ListEnvironments", pb.ListEnvironmentsRequest(), -1)
+    return [Served(each.id, OPTIONS.get(each.id, ("",))) for each in reply.environments]
+
+
+async def play_canaries(target: Target, served: Sequence[Served], rng: Rng) -> Mapping[str, str]:
+    """Digests of one episode's first turn in every environment."""
+    starts = [Start(each.id, options, 7) for each in served for options in each.options]
+    sessions = await start_all(target, starts, [rng] * len(starts), -1)
+    outcomes = await play_all(
+        target, sessions, [each.state.legal_actions.actions[:1] or ["a"] for each in sessions], -1
+    )
+    await close_all(target, [each.session_id for each in sessions])
+    return {str(start): outcome.transition.digest.hex() for start, outcome in zip(starts, outcomes, strict=True)}
+
+
+async def fuzz(
+    kind: str, seed: int, cases: Sequence[int], lease_seconds: float = LEASE_SECONDS
+) -> tuple[Tally, dict[str, object]]:
+    """Runs the cases of a kind against a fresh server; returns what came of them, and what was measured.
+
+    Args:
+        lease_seconds: the server's; in the end all sessions that a case left behind must be over within three of it.
+    """
+    run, _ = KINDS[kind]
+    tally = Tally()
+    began = time.monotonic()
+    memory: list[int] = []
+    with tempfile.TemporaryDirectory() as folder:
+        async with serving(Path(folder), lease_seconds) as (server, channel):
+            target = Target(channel, tally, tells=len(cases) == 1)
+            served = await find_served(target)
+            before = await play_canaries(target, served, Rng(seed, 0))
+            for first in range(0, len(cases), BLOCK):
+                await run(target, seed, cases[first : first + BLOCK], served)
+                memory.append(server.status("VmRSS"))
+                if first // BLOCK % 100 == 99:
+                    print(f"{first + BLOCK} {kind}, {memory[-1] >> 10} MiB", file=sys.stderr, flush=True)
+            if await play_canaries(target, served, Rng(seed, 1)) != before:
+                tally.fail(-1, "the episodes of the beginning have other digests in the end")
+            held = await sessions_left(target, 3 * lease_seconds)
+            if held:
+                tally.fail(-1, f"{held} sessions are left after their lease")
+            if server.process.poll() is not None:
+                tally.fail(-1, f"the server ended with {server.process.returncode}")
+            peak, threads = server.status("VmHWM"), server.status("Threads")
+        log = (Path(folder) / "server.log").read_text(errors="replace")
+    errors = [line for line in log.splitlines() if " ERROR " in line]
+    if errors:
+        tally.fail(-1, f"the server logged {len(errors)} errors, the first: {errors[0][:500]}")
+    warm = max(memory[: max(int(WARM * len(memory)), 1)])
+    if len(cases) >= 10_000 and memory[-1] > GROWTH * warm:
+        tally.fail(-1, f"memory grew from {warm} to {memory[-1]} KiB")
+    return tally, {
+        "seed": seed,
+        "cases": tally.cases,
+        "environments": [dataclasses.asdict(each) for each in served],
+        "seconds": round(time.monotonic() - began),
+        "slowest_seconds": tally.slowest[0],
+        "slowest_case": tally.slowest[1],
+        "memory_kib": {"warm": warm, "end": memory[-1], "peak": peak},
+        "threads": threads,
+        "outcomes": dict(sorted(tally.outcomes.items())),
+        "failures": {str(case): why for case, why in sorted(tally.failures.items())},
+    }
+
+
+async def sessions_left(target: Target, seconds: float) -> int:
+    """Sessions that are still held after so long, when every lease is over."""
+    ends = time.monotonic() + seconds
+    while True:
+        reply: pb.GetServerResponse = await target.ask("GetServer", pb.GetServerRequest(), -1)
+        if not reply.sessions or time.monotonic() > ends:
+            return reply.sessions
+        await asyncio.sleep(0.5)
+
+
+def text_of(kind: str, result: Mapping[str, Any]) -> str:
+    memory = result["memory_kib"]
+    lines = [
+        f"{result['cases']} {kind}, seed {result['seed']}: {len(result['failures'])} failures",
+        f"  slowest call {result['slowest_seconds']:.2f} s (case {result['slowest_case']})",
+        f"  memory {memory['warm'] >> 10} MiB warm, {memory['end'] >> 10} in the end, {memory['peak'] >> 10} at peak",
+    ]
+    lines += [f"  {count:8} {outcome}" for outcome, count in result["outcomes"].items()]
+    lines += [f"  case {case}: {why}" for case, why in list(result["failures"].items())[:20]]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", nargs="?", choices=KINDS, help="one kind only; nothing is written then")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cases", type=int, help="how many; default: 200,000 requests, 50,000 actions")
+    parser.add_argument("--case", type=int, help="this one alone")
+    arguments = parser.parse_args()
+    results: dict[str, object] = {}
+    failed = False
+    texts: list[str] = []
+    for kind in [arguments.kind] if arguments.kind else KINDS:
+        count = arguments.cases or KINDS[kind][1]
+        cases = range(count) if arguments.case is None else range(arguments.case, arguments.case + 1)
+        tally, result = asyncio.run(fuzz(kind, arguments.seed, cases))
+        results[kind] = result
+        texts.append(text_of(kind, result))
+        print(texts[-1], end="", flush=True)
+        failed |= bool(tally.failures)
+    if arguments.kind is None and arguments.case is None:
+        (HERE / "fuzz.txt").write_text("".join(texts))
+        measure.write("fuzz", results)
+    if failed:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
