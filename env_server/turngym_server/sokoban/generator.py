@@ -10,7 +10,7 @@ least moves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from turngym_server.environment import NoInstance
@@ -62,55 +62,69 @@ def draw_level(rng: Rng, width: int, height: int, boxes: int, difficulty: Diffic
     Raises:
         NoInstance: none was found on thousands of floors; the difficulty hardly exists at this size.
     """
-    pushes = _pushes_asked(rng, difficulty) if boxes == 1 else (difficulty.min_pushes, difficulty.max_pushes)
+    asked = _pushes_asked(rng, difficulty) if boxes == 1 else difficulty
     attempts = _CELLS_TRIED // ((width - 2) * (height - 2))
     for _ in range(attempts):
         floor = draw_floor(rng, width, height, floors)
         room = _Room(width, height, floor, ends_of_pushes(floor, width + 1))
         if room.ends.bit_count() < boxes:
             continue
-        if boxes == 1:
-            level = _one_box(rng, room, difficulty.max_moves, pushes, _HARDNESS[floors])
-        else:
-            level = _backwards(rng, room, boxes, difficulty.max_moves)
-            if level is not None and pushes != (1, None) and not _asks_for(level, pushes):
-                continue
+        level = _one_box(rng, room, asked, _HARDNESS[floors]) if boxes == 1 else _several(rng, room, boxes, asked)
         if level is not None:
             return level
     raise NoInstance(
-        f"no {width}×{height} level with {boxes} boxes, at most {difficulty.max_moves} moves and "
-        f"{pushes[0]} to {pushes[1] or 'any number of'} pushes in {attempts} attempts: ask for fewer boxes or pushes, "
-        "more moves, or a larger board"
+        f"no {width}×{height} level with {boxes} boxes, at most {asked.max_moves} moves and "
+        f"{asked.min_pushes} to {asked.max_pushes or 'any number of'} pushes in {attempts} attempts: ask for fewer "
+        "boxes or pushes, more moves, or a larger board"
     )
 
 
-def _pushes_asked(rng: Rng, difficulty: Difficulty) -> tuple[int, int | None]:
+def _pushes_asked(rng: Rng, difficulty: Difficulty) -> Difficulty:
     """Parts one-push levels from the rest, so that their share is fixed where both are allowed."""
     if difficulty.min_pushes > 1 or difficulty.max_pushes == 1:
-        return difficulty.min_pushes, difficulty.max_pushes
-    return (1, 1) if rng.below(1_000) < ONE_PUSH_PER_MILLE else (2, difficulty.max_pushes)
+        return difficulty
+    if rng.below(1_000) < ONE_PUSH_PER_MILLE:
+        return replace(difficulty, max_pushes=1)
+    return replace(difficulty, min_pushes=2)
 
 
-def _asks_for(level: Level, pushes: tuple[int, int | None]) -> bool:
-    least = fewest_pushes(level.board, level.player, level.boxes, _SEARCH_NODES)
-    return least.moves is not None and pushes[0] <= least.pushes <= (pushes[1] or least.pushes)
-
-
-def _one_box(rng: Rng, room: _Room, max_moves: int, pushes: tuple[int, int | None], hardness: int) -> Level | None:
+def _one_box(rng: Rng, room: _Room, difficulty: Difficulty, hardness: int) -> Level | None:
     """A start on this floor, its target uniform among those that allow one; None: none of eight targets does."""
     left = room.ends
     for _ in range(min(_TARGETS_TRIED, left.bit_count())):
         target = nth_cell(left, rng.below(left.bit_count()))
         left ^= 1 << target
-        start = draw_start(rng, room.width, room.height, room.floor, target, max_moves, pushes, hardness)
+        start = draw_start(
+            rng,
+            room.width,
+            room.height,
+            room.floor,
+            target,
+            max_moves=difficulty.max_moves,
+            pushes=(difficulty.min_pushes, difficulty.max_pushes),
+            hardness=hardness,
+        )
         if start is not None:
             player, box = start
             return Level(Board(room.width, room.height, room.floor, 1 << target), player, 1 << box)
     return None
 
 
-def _backwards(rng: Rng, room: _Room, count: int, max_moves: int) -> Level | None:
-    """A start reached by random pulls from boxes on random targets; None: a box stayed on a target."""
+def _several(rng: Rng, room: _Room, boxes: int, difficulty: Difficulty) -> Level | None:
+    """A start on this floor that was played backwards; None: a box stayed on a target, or it is too hard or easy."""
+    least, most = difficulty.min_pushes, difficulty.max_pushes
+    level, pulls = _backwards(rng, room, boxes, difficulty.max_moves)
+    # The way back is a solution: where it has too few pushes, no search is needed to say so.
+    if level is None or pulls < least:
+        return None
+    if (least, most) == (1, None):
+        return level
+    search = fewest_pushes(level.board, level.player, level.boxes, _SEARCH_NODES)
+    return level if search.moves is not None and least <= search.pushes <= (most or search.pushes) else None
+
+
+def _backwards(rng: Rng, room: _Room, count: int, max_moves: int) -> tuple[Level | None, int]:
+    """A start reached by random pulls from boxes on random targets, and their number; None: a box is on a target."""
     floor, stride = room.floor, room.stride
     left = room.ends
     for _ in range(count):
@@ -118,7 +132,7 @@ def _backwards(rng: Rng, room: _Room, count: int, max_moves: int) -> Level | Non
     boxes = targets = room.ends ^ left
     budget = min(max_moves, 2 * count + rng.below(max(1, max_moves - 2 * count + 1)))
     # Before the first pull the player may stand anywhere.
-    player, spent, layers = -1, 0, [floor & ~boxes]
+    player, spent, pulls, layers = -1, 0, 0, [floor & ~boxes]
     while True:
         free = floor & ~boxes
         pull = _draw_pull(rng, boxes & targets, free, stride, layers) or _draw_pull(rng, boxes, free, stride, layers)
@@ -128,16 +142,17 @@ def _backwards(rng: Rng, room: _Room, count: int, max_moves: int) -> Level | Non
         if spent + cost > budget:
             break
         spent += cost
+        pulls += 1
         boxes ^= 1 << box | 1 << box - delta
         player = box - 2 * delta
         layers = _layers(player, floor & ~boxes, stride)
-    if player == -1 or boxes & targets:
-        return None
+    if not pulls or boxes & targets:
+        return None, pulls
     near = sum(layers[: max_moves - spent + 1])
     drawn = rng.below(near.bit_count())
     for layer in layers:
         if drawn < layer.bit_count():
-            return Level(Board(room.width, room.height, floor, targets), nth_cell(layer, drawn), boxes)
+            return Level(Board(room.width, room.height, floor, targets), nth_cell(layer, drawn), boxes), pulls
         drawn -= layer.bit_count()
     raise AssertionError("unreachable: the layers hold what was counted")
 

@@ -66,6 +66,7 @@ def draw_start(
     height: int,
     floor: int,
     target: int,
+    *,
     max_moves: int,
     pushes: tuple[int, int | None],
     hardness: int,
