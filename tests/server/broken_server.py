@@ -44,6 +44,14 @@ class Passthrough:
         """What the broken server answers."""
         return await self.ask(rpc, data, context)
 
+    async def stream(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        """What the broken server answers on a stream."""
+        method = self._channel.stream_stream(
+            f"/{SERVICE}/StepStream", request_serializer=bytes, response_deserializer=bytes
+        )
+        async for answer in method(requests):
+            yield answer
+
     async def ask_parsed(self, rpc: str, request: Any, context: grpc.aio.ServicerContext) -> Any:
         """The real server's answer to a message, as a message."""
         return REPLIES[rpc].FromString(await self.ask(rpc, request.SerializeToString(), context))
@@ -255,6 +263,26 @@ class AdviceDisturbs(StandsIn):
             self.stands_for[session_id] = outcome.started.session_id
 
 
+class MixesUpRequests(Passthrough):
+    """Answers the requests of a stream under each other's ids."""
+
+    async def stream(self, requests, context):
+        async for answer in super().stream(requests, context):
+            response = pb.StepStreamResponse.FromString(answer)
+            response.id ^= 1
+            yield response.SerializeToString()
+
+
+class EndsStreamsAtErrors(Passthrough):
+    """Takes a refused request for the end of its stream."""
+
+    async def stream(self, requests, context):
+        async for answer in super().stream(requests, context):
+            if pb.StepStreamResponse.FromString(answer).HasField("error"):
+                return
+            yield answer
+
+
 class EndsTwice(AlteredTransitions):
     """Calls an end of the environment's own a truncation too."""
 
@@ -300,7 +328,14 @@ async def in_front_of(address: str, defect: type[Passthrough]) -> AsyncIterator[
             return grpc.unary_unary_rpc_method_handler(call)
 
         server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {rpc: handler(rpc) for rpc in RPCS}), _Health(channel))
+            (
+                grpc.method_handlers_generic_handler(
+                    SERVICE,
+                    {rpc: handler(rpc) for rpc in RPCS}
+                    | {"StepStream": grpc.stream_stream_rpc_method_handler(broken.stream)},
+                ),
+                _Health(channel),
+            )
         )
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

@@ -55,6 +55,11 @@ DEFECTS = [
     (broken_server.ParsesAsAWhole, "Step: one item of 64 whose text is no UTF-8 must be INVALID_ARGUMENT"),
     (broken_server.ForksShareState, "Fork: what is played in the copy must not be felt in the original"),
     (broken_server.AdviceDisturbs, "Advise: an episode that is advised must go on as one that is not"),
+    (broken_server.MixesUpRequests, "StepStream: the same step in many requests at once must be played once"),
+    (
+        broken_server.EndsStreamsAtErrors,
+        "StepStream: a request that is refused as a whole must be answered",
+    ),
     (broken_server.EndsTwice, "Step: terminated and truncated must exclude each other"),
     (broken_server.SaysNotWhy, "Errors: each must carry google.rpc.ErrorInfo"),
     (broken_server.MixesSplits, "Splits: a world's split must be that of its id"),

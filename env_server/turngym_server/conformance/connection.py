@@ -18,10 +18,9 @@ from turngym.v1 import environment_pb2_grpc as pb_grpc
 from turngym_server.conformance.raw import field, items_field
 
 SERVICE: Final = "turngym.v1.EnvironmentService"
-CALL_SECONDS: Final = 60.0
-STREAM_SECONDS: Final = 60.0
+CALL_SECONDS: Final = 30.0
 PATIENCE_SECONDS: Final = 20.0
-"""How long a server that has no room may be asked again."""
+"""How long a server that has no room may be asked again; one that then still has none is not waited for any more."""
 MAX_MESSAGE_BYTES: Final = 64 << 20
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -66,6 +65,7 @@ class Connection:
         self.channel = channel
         self.dial = dial
         self.errors: list[tuple[str, status_pb2.Status]] = []
+        self._patience = PATIENCE_SECONDS
         self._given = tuple(metadata)
         self._metadata = (("turngym-client", secrets.token_hex(16)), *self._given)
         self._stub = pb_grpc.EnvironmentServiceStub(channel)
@@ -150,13 +150,16 @@ class Connection:
         *,
         patient: bool = True,
     ) -> ReplyT:
-        give_up = time.monotonic() + PATIENCE_SECONDS
+        give_up = time.monotonic() + self._patience
         while True:
             try:
                 return self._answer(rpc, lambda: method(request, timeout=CALL_SECONDS, metadata=self._metadata))
             except CallFailed as failure:
                 delay = retry_seconds(failure.status)
-                if delay is None or not patient or time.monotonic() + delay > give_up:
+                if delay is None or not patient:
+                    raise
+                if time.monotonic() + delay > give_up:
+                    self._patience = 0.0
                     raise
                 time.sleep(delay)
 
@@ -187,7 +190,7 @@ class Stream:
         errors: list[tuple[str, status_pb2.Status]],
     ) -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._call = method(iter(self._requests.get, None), timeout=STREAM_SECONDS, metadata=tuple(metadata))
+        self._call = method(iter(self._requests.get, None), timeout=CALL_SECONDS, metadata=tuple(metadata))
         self._errors = errors
 
     def send(self, number: int, request: pb.StepRequest) -> None:
