@@ -4,7 +4,7 @@ import asyncio
 import enum
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final, cast
 
 import typer
@@ -68,7 +68,7 @@ def serve(
         typer.Option(
             min=0,
             max=65_535,
-            help="Port of /metrics for Prometheus; 0 takes a free one and prints it. Several workers take one each.",
+            help="Port of /metrics for Prometheus, of all workers; 0 takes a free one and prints it.",
         ),
     ] = _DEFAULTS.metrics_port,
     metrics_host: Annotated[
@@ -131,17 +131,17 @@ def serve(
             environments=env, options=given, config=config, log_level=log_level.value.upper(), log_format=log_format
         )
         front = Front(order)
-        asyncio.run(lifecycle.run(front, lambda: announce(front.address, ids, front.metrics_urls), front.broken))
+        asyncio.run(lifecycle.run(front, lambda: announce(front.address, ids, front.metrics_url), front.broken))
     else:
         server = Server([EnvironmentHost(spec, given[spec.id]) for spec in specs], config)
-        asyncio.run(lifecycle.run(server, lambda: announce(server.address, ids, filter(None, [server.metrics_url]))))
+        asyncio.run(lifecycle.run(server, lambda: announce(server.address, ids, server.metrics_url)))
 
 
-def announce(address: str, ids: str, metrics_urls: Iterable[str]) -> None:
+def announce(address: str, ids: str, metrics_url: str | None) -> None:
     """Prints the lines by which scripts learn that, and where, the server serves."""
     print(f"env_server {turngym.__version__} listening on {address} serving {ids}", flush=True)
-    for url in metrics_urls:
-        print(f"env_server {turngym.__version__} metrics at {url}", flush=True)
+    if metrics_url:
+        print(f"env_server {turngym.__version__} metrics at {metrics_url}", flush=True)
 
 
 def parse_splits(text: str) -> frozenset[Split]:

@@ -24,6 +24,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
+from prometheus_client.core import Metric
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server import wire
@@ -39,6 +40,7 @@ from turngym_server.batches import (
 )
 from turngym_server.call import Context
 from turngym_server.errors import ItemError, Reason
+from turngym_server.metrics import MetricsEndpoint, exposition, process_families, union
 from turngym_server.requests import MAX_WAIT_SECONDS, REQUEST_ID_BYTES, wait_seconds
 from turngym_server.service import SERVER_OPTIONS, SERVICE, bind, host_and_port
 from turngym_server.wire import Undecodable
@@ -190,6 +192,7 @@ class Front:
         self._rotation = itertools.count()
         self._remembered: dict[bytes, Worker] = {}
         self._draining = False
+        self._metrics: MetricsEndpoint | None = None
 
     @property
     def address(self) -> str:
@@ -197,9 +200,9 @@ class Front:
         return host_and_port(self.config.host, self.port)
 
     @property
-    def metrics_urls(self) -> Sequence[str]:
-        """Where each worker's /metrics are, if anywhere."""
-        return self.workers.metrics_urls
+    def metrics_url(self) -> str | None:
+        """Where it tells what its workers count; None where it does not."""
+        return self._metrics and self._metrics.url
 
     async def start(self) -> None:
         """Binds, starts the workers, and begins to serve once all of them do."""
@@ -210,6 +213,8 @@ class Front:
         reflection.enable_server_reflection((SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME), self._server)
         self.port = bind(self._server, self.config)
         self.workers = Workers(self._order, self._set_health)
+        if self.config.metrics_port is not None:
+            self._metrics = MetricsEndpoint(self.config.metrics_host, self.config.metrics_port, self._collect)
         await self.workers.start()
         await self._server.start()
 
@@ -222,12 +227,26 @@ class Front:
         self._draining = True
         await self._set_health()
         await self.workers.drain()
-        await self._server.stop(None)
+        await self._end()
 
     async def stop(self) -> None:
         """Ends the workers and stops at once."""
         await self.workers.stop()
+        await self._end()
+
+    async def _end(self) -> None:
         await self._server.stop(None)
+        if self._metrics is not None:
+            await self._metrics.close()
+
+    async def _collect(self) -> Iterable[Metric]:
+        """All that Prometheus is told."""
+        workers = self.workers.serving
+        answers = await asyncio.gather(*(worker.metrics() for worker in workers), return_exceptions=True)
+        told = zip(workers, answers, strict=True)
+        texts = {str(worker.number): answer for worker, answer in told if isinstance(answer, str)}
+        texts["front"] = exposition(process_families()).decode()
+        return union(texts, [str(number) for number in range(1, self.config.workers + 1)])
 
     async def _set_health(self) -> None:
         fine = self.workers.serving and not self._draining

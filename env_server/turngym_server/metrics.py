@@ -20,11 +20,15 @@ Every name begins with `turngym_`; counters end in `_total`, durations are secon
 | `calls_refused_total` | rpc, code, reason | calls that failed as a whole |
 | `log_records_dropped_total` | | log records of the process that could not be written |
 | `threads` | | of the process |
+| `worker_up` | worker | with several workers: 1 where it tells of itself, else 0 |
 | `build_info` | version, python, grpc | 1 |
 | `environment_info` | environment, version | 1 |
 
 Beside them are `process_cpu_seconds_total`, `process_resident_memory_bytes`, `process_open_fds` and their like. No
 label holds what a client wrote. The numbers are read on the event loop, so that they belong together.
+
+A front of several workers tells what all of them tell, each sample with the label `worker`: the worker's number, from
+1, or `front` for the front's own process. It asks them through their unix sockets.
 """
 
 import asyncio
@@ -32,17 +36,19 @@ import itertools
 import platform
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import grpc
 from google.rpc import code_pb2
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 import turngym
 from turngym_server import logs
+from turngym_server.call import Context
 from turngym_server.counts import Counts, EnvironmentCounts, Histogram, RpcCounts
 from turngym_server.errors import CODES, Reason
 from turngym_server.session import Session
@@ -50,6 +56,11 @@ from turngym_server.table import SessionTable
 
 SCRAPE_SECONDS: Final = 10.0
 """How long a scrape waits for the event loop. A loop that is busy for longer is what the failed scrape reports."""
+METRICS_METHOD: Final = "/turngym.internal.Worker/GetMetrics"
+"""By which a front asks a worker. Request: empty. Reply: Prometheus' text format."""
+WORKER_LABEL: Final = "worker"
+Collect = Callable[[], Awaitable[Iterable[Metric]]]
+_PROCESS: Final = ProcessCollector(registry=None)
 STATES: Final = ("running", "idle", "ended")
 
 
@@ -62,8 +73,6 @@ def families(counts: Counts, table: SessionTable, versions: Mapping[str, str]) -
     yield from _session_families(counts, table)
     yield from _environment_families(counts.environments)
     yield from _rpc_families(counts.rpcs)
-    yield _counter("log_records_dropped", "Log records that could not be written.", [((), logs.dropped())])
-    yield _gauge("threads", "Threads of the process.", [((), float(threading.active_count()))])
     yield _gauge(
         "build_info",
         "What is running.",
@@ -76,6 +85,50 @@ def families(counts: Counts, table: SessionTable, versions: Mapping[str, str]) -
         [((name, version), 1.0) for name, version in versions.items()],
         ("environment", "version"),
     )
+    yield from process_families()
+
+
+def process_families() -> Iterator[Metric]:
+    """What can be told of any process."""
+    yield _counter("log_records_dropped", "Log records that could not be written.", [((), logs.dropped())])
+    yield _gauge("threads", "Threads of the process.", [((), float(threading.active_count()))])
+    yield from _PROCESS.collect()
+
+
+def union(texts: Mapping[str, str], workers: Collection[str]) -> Iterator[Metric]:
+    """What several processes tell, told apart by the label `worker`.
+
+    Args:
+        texts: in Prometheus' format, by the label's value.
+        workers: the values that should be there.
+    """
+    merged: dict[str, Metric] = {}
+    for worker, text in texts.items():
+        for family in text_string_to_metric_families(text):
+            into = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            into.samples += [
+                sample._replace(labels={**sample.labels, WORKER_LABEL: worker}) for sample in family.samples
+            ]
+    yield from merged.values()
+    up = [((worker,), float(worker in texts)) for worker in workers]
+    yield _gauge("worker_up", "Whether a worker tells of itself.", up, (WORKER_LABEL,))
+
+
+def exposition(metrics: Iterable[Metric]) -> bytes:
+    """Metrics in Prometheus' format, UTF-8."""
+    return generate_latest(_Collected(metrics))
+
+
+def worker_handlers(collect: Collect) -> grpc.GenericRpcHandler:
+    """What a worker's server needs so that its front can ask it for its metrics; nobody else may."""
+
+    async def answer(_: bytes, context: Context) -> bytes:
+        if not context.peer().startswith("unix:"):
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        return exposition(await collect())
+
+    service, name = METRICS_METHOD.strip("/").split("/")
+    return grpc.method_handlers_generic_handler(service, {name: grpc.unary_unary_rpc_method_handler(answer)})
 
 
 def _session_families(counts: Counts, table: SessionTable) -> Iterator[Metric]:
@@ -207,10 +260,20 @@ def _histogram(
     return family
 
 
+class _Collected(Collector):
+    """Has been collected already."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
 class _OnLoop(Collector):
     """Collects on the event loop what a scrape asks for in its own thread."""
 
-    def __init__(self, collect: Callable[[], Awaitable[Iterable[Metric]]]) -> None:
+    def __init__(self, collect: Collect) -> None:
         self._collect = collect
         self._loop = asyncio.get_running_loop()
 
@@ -232,10 +295,9 @@ class MetricsEndpoint:
         OSError: the address cannot be bound.
     """
 
-    def __init__(self, host: str, port: int, collect: Callable[[], Awaitable[Iterable[Metric]]]) -> None:
+    def __init__(self, host: str, port: int, collect: Collect) -> None:
         registry = CollectorRegistry()
         registry.register(_OnLoop(collect))
-        ProcessCollector(registry=registry)
         try:
             self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:

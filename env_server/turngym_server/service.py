@@ -49,7 +49,7 @@ from turngym_server.episode import MAX_ACTION_BYTES, MAX_OBSERVATION_BYTES
 from turngym_server.errors import ItemError, Reason, exception_text
 from turngym_server.host import EnvironmentHost, Plan
 from turngym_server.logs import Event, Noise
-from turngym_server.metrics import MetricsEndpoint, families
+from turngym_server.metrics import MetricsEndpoint, families, worker_handlers
 from turngym_server.requests import (
     check_request_id,
     find_host,
@@ -630,6 +630,7 @@ class Server:
         reflection.enable_server_reflection((SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME), self._server)
         self.port = bind(self._server, self.config)
         if self.config.front_socket:
+            self._server.add_generic_rpc_handlers((worker_handlers(self.service.metrics),))
             self._server.add_insecure_port(f"unix:{self.config.front_socket}")
         if self.config.metrics_port is not None:
             self._metrics = MetricsEndpoint(self.config.metrics_host, self.config.metrics_port, self.service.metrics)

@@ -39,7 +39,7 @@ def _take_stdout() -> TextIO:
 
 
 def _report(server: Server) -> Report:
-    return Report(address=server.address, port=server.port, metrics_url=server.metrics_url)
+    return Report(address=server.address, port=server.port)
 
 
 def _say(stdout: TextIO, report: Report) -> None:

@@ -29,6 +29,7 @@ from grpc_health.v1 import health_pb2
 
 from turngym_server.lifeline import describe_exit, python_path
 from turngym_server.logs import LogFormat
+from turngym_server.metrics import METRICS_METHOD
 from turngym_server.service import MAX_MESSAGE_BYTES, SERVICE, ServerConfig
 
 log: Final = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ SETTLED_SECONDS: Final = 10.0
 START_TRIES: Final = 5
 """After so many failures to start a worker, with no other one serving, the front gives up."""
 PROBE_SECONDS: Final = 5.0
+METRICS_SECONDS: Final = 2.0
+"""How long a worker may take to tell what it has counted; Prometheus waits 10 s for all of them."""
 UNRESPONSIVE_SECONDS: Final = 60.0
 """A worker that does not answer for so long is killed and replaced."""
 _CHANNEL_OPTIONS: Final = (
@@ -94,7 +97,6 @@ class Report:
 
     address: str = ""
     port: int = 0
-    metrics_url: str | None = None
     error: str = ""
 
     def write(self) -> str:
@@ -116,7 +118,7 @@ def share(config: ServerConfig, number: int) -> ServerConfig:
     return replace(
         config,
         port=_worker_port(config, number),
-        metrics_port=config.metrics_port and _existing(config.metrics_port + number - 1, number, "--metrics-port"),
+        metrics_port=None,
         max_sessions=_part("max-sessions", config.max_sessions, number, config.workers),
         max_sessions_per_caller=None
         if per_caller is None
@@ -165,7 +167,6 @@ class Worker:
         self.tag = order.config.tag.encode()
         self.address = report.address
         self.port = report.port
-        self.metrics_url = report.metrics_url
         self.process = process
         self.serving = True
         self.began = time.monotonic()
@@ -173,6 +174,7 @@ class Worker:
         self._check = channel.unary_unary(
             "/grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest.SerializeToString
         )
+        self._get_metrics: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(METRICS_METHOD)
         self._methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
 
     async def call(self, rpc: str, request: bytes, metadata: Metadata, deadline: float | None) -> bytes:
@@ -200,6 +202,15 @@ class Worker:
             if self.serving or ((task := asyncio.current_task()) is not None and task.cancelling()):
                 raise
             raise WorkerLost(f"worker {self.number} has ended") from None
+
+    async def metrics(self) -> str:
+        """What the worker has counted, in Prometheus' format.
+
+        Raises:
+            grpc.aio.AioRpcError: it does not answer.
+            asyncio.CancelledError: it has ended.
+        """
+        return (await self._get_metrics(b"", timeout=METRICS_SECONDS)).decode()
 
     async def until_gone(self) -> str:
         """Waits until the worker has ended or must be, and says how."""
@@ -266,10 +277,6 @@ class Workers:
     @property
     def serving(self) -> Sequence[Worker]:
         return [worker for worker in self._slots.values() if worker.serving]
-
-    @property
-    def metrics_urls(self) -> Sequence[str]:
-        return [worker.metrics_url for worker in self._slots.values() if worker.metrics_url]
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -374,6 +381,7 @@ async def start_worker(order: Order) -> Worker:
             *COMMAND,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL if sys.stderr is None else None,  # A worker needs one.
             env={**os.environ, "PYTHONPATH": python_path()},
             process_group=0,  # A terminal's Ctrl-C reaches the front, which tells its workers.
         )

@@ -203,3 +203,14 @@ def test_a_log_that_cannot_be_written_harms_nobody(redirect, tmp_path):
             process.kill()
     if path.exists():
         assert [line["reason"] for line in lines(path)] == ["SESSION_UNKNOWN"] * 20
+
+
+def test_workers_serve_without_stderr():
+    command = f"exec {sys.executable} -m turngym_server.cli --env bandit --port 0 --workers 2 --log-level info 2>&-"
+    with subprocess.Popen(["/bin/sh", "-c", command], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            play(re.search(r"listening on (\S+)", process.stdout.readline())[1])
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 0
+        finally:
+            process.kill()

@@ -1,10 +1,13 @@
 """What /metrics says after a play whose every number is known."""
 
 import asyncio
+import os
 import re
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -16,7 +19,10 @@ from serving import Clock, request_id, reset_item, serving, start, step
 
 import turngym
 from turngym.v1 import environment_pb2 as pb
+from turngym.v1 import environment_pb2_grpc
 from turngym_server.counts import BATCH_ITEMS, Histogram
+from turngym_server.metrics import METRICS_METHOD
+from turngym_server.snapshot import read
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -31,7 +37,7 @@ async def scrape(server) -> Samples:
 
 
 def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as reply:
+    with urllib.request.urlopen(url, timeout=20) as reply:
         return reply.read().decode()
 
 
@@ -237,6 +243,38 @@ def test_the_command_prints_where_metrics_are():
         assert match, line
         assert 'turngym_turns_total{environment="bandit"} 0.0' in _get(match[1])
     assert server.process.returncode == 0
+
+
+async def test_a_front_tells_what_its_workers_tell():
+    arguments = ("--env", "bandit", "--splits", "all", "--workers", "2", "--metrics-port", "0", "--log-level", "error")
+    with ServerProcess(*arguments) as server:
+        url = re.search(r"metrics at (\S+)", server.process.stdout.readline())[1]
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+            addresses = (await stub.GetServer(pb.GetServerRequest())).addresses
+            sessions = [(await start(stub, environment_id="bandit")).session_id for _ in range(3)]
+            items = [pb.StepItem(session_id=session, step_index=1, actions=["nothing"]) for session in sessions]
+            await stub.Step(pb.StepRequest(items=items))
+        samples = read(await asyncio.to_thread(_get, url), 0.0)
+        assert sorted(samples.by("turns_total", "worker").values()) == [1, 2]
+        assert samples.by("turns_total", "environment") == {("bandit",): 3}
+        assert samples.by("worker_up", "worker") == {("1",): 1, ("2",): 1}
+        assert samples.by("process_open_fds", "worker").keys() == {("1",), ("2",), ("front",)}
+        for address in (server.address, *addresses):  # Only a front may ask a worker, through its own socket.
+            async with grpc.aio.insecure_channel(address) as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await channel.unary_unary(METRICS_METHOD)(b"")
+                assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        os.kill(children(server.process.pid)[0], signal.SIGSTOP)
+        stopped = read(await asyncio.to_thread(_get, url), 1.0)
+        assert sorted(stopped.by("worker_up", "worker").values()) == [0, 1]
+        assert len(stopped.by("turns_total", "worker")) == 1
+        os.kill(children(server.process.pid)[0], signal.SIGKILL)
+    assert server.process.returncode == 0
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_a_value_on_a_bound_belongs_to_its_bucket():
