@@ -80,7 +80,7 @@ class Noted(Environment[Any]):
         return replace(result, observation=self._with_head(result.observation))
 
     def _note(self, action: str) -> None:
-        note = Note(self.id, self._noted_life, self._noted_mark, self._noted_executed, action)
+        note = Note(self.id, os.getpid(), self._noted_life, self._noted_mark, self._noted_executed, action)
         os.write(_JOURNAL, note_line(note))
 
     def _with_head(self, observation: str) -> str:

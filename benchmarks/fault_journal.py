@@ -34,9 +34,13 @@ JOURNAL: Final = "FAULT_JOURNAL"
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line of the journal: the `place`-th action of a life; place 0 is its reset, with no action."""
+    """A line of the journal: the `place`-th action of a life; place 0 is its reset, with no action.
+
+    `process` is the id of the server process, or worker, that has the life.
+    """
 
     environment: str
+    process: int
     life: str
     mark: str
     place: int

@@ -19,10 +19,10 @@ another, whose first actions are those of the replay. So the episode was played 
 
 - the actions of every life are a beginning of the undisturbed run's; an action executed twice would show as the same
   action twice in a row, which no player sends (`fault_player.turn_of`), or as a place too many at the end; and
-- there are no more lives than the fault explains: one, plus one for each strike that may end a session (the server's or
-  a worker's death, an expired lease, a move to another worker) or that makes a player begin anew; and always one in
-  all, or one for each time a player began it, where the environment promises no determinism, so that it is
-  never replayed; and
+- there are no more lives that executed anything than the fault explains: one, plus one for each strike that may end a
+  session (a server's or worker's death, an expired lease, a move to another worker) or that makes a player begin anew;
+  and none for ended sessions where the environment promises no determinism, so that it is never replayed (a reset
+  that was sent again elsewhere leaves a life that executed nothing); and
 - a life of each finished episode has all of its actions: nothing was made up.
 
 Fault moments are drawn from the seed: a strike waits for a drawn episode to begin, and a drawn number of journal lines
@@ -74,8 +74,11 @@ STRIKE_BETWEEN: Final = (0.1, 0.7)
 """Share of an environment's episodes that have begun when its strike falls."""
 MOST_LINES: Final = 4
 
-GRPC_HUNG_UP: Final = "ERROR grpc._cython.cygrpc: ExecuteBatchError"
-"""What grpc logs when it cannot send a reply because the caller hung up: no error, as the caller asks again."""
+EXPECTED_ERRORS: Final = (
+    "ERROR grpc._cython.cygrpc: ExecuteBatchError",
+    "its sessions are resumed by replay; starting another",
+)
+"""What may be logged: grpc that a caller hung up before its reply, who asks again; a front that it lost a worker."""
 
 NOT_REPLAYABLE: Final = "NOT_REPLAYABLE"
 VERSION_MISMATCH: Final = "VERSION_MISMATCH"
@@ -162,13 +165,18 @@ class Scene:
         over = {mark_of(each.level_seed) for each in self.committed() if each.environment == environment}
         return {note.mark for note in self.notes if note.environment == environment} - over
 
+    def process_of(self, environment: str) -> int:
+        """The server process that has the latest life of an episode under way."""
+        marks = self.under_way(environment)
+        return next(note.process for note in reversed(self.notes) if note.mark in marks)
+
     def errors(self) -> list[str]:
         """What the processes logged as errors."""
         errors: list[str] = []
         for path in sorted(self.folder.glob("*.log")):
             before = ""
             for line in path.read_text(errors="replace").splitlines():
-                if GRPC_HUNG_UP in line:
+                if any(words in line for words in EXPECTED_ERRORS):
                     pass
                 elif " ERROR " in line or (line.startswith("Traceback") and " ERROR " not in before):
                     errors.append(f"{path.name}: {line}")
@@ -222,6 +230,17 @@ def stop_server(scene: Scene, environment: str) -> None:
     scene.server.send(signal.SIGCONT)
 
 
+def kill_worker(scene: Scene, environment: str) -> None:
+    os.kill(scene.process_of(environment), signal.SIGKILL)
+
+
+def stop_worker(scene: Scene, environment: str) -> None:
+    worker = scene.process_of(environment)
+    os.kill(worker, signal.SIGSTOP)
+    time.sleep(LONGER)
+    os.kill(worker, signal.SIGCONT)
+
+
 def kill_player(scene: Scene, environment: str) -> None:
     # The one that has an episode of this environment under way.
     marks = scene.under_way(environment)
@@ -264,7 +283,7 @@ def change_environment(scene: Scene, environment: str) -> None:
     scene.restart_server(signal.SIGKILL)
 
 
-NEVER: Final[Mapping[str, frozenset[str]]] = {}
+WORKERS: Final = ("--workers", "2")
 REPLAY: Final = {UNSURE: frozenset({NOT_REPLAYABLE})}
 """What an ended session costs: only what cannot be played again."""
 
@@ -278,6 +297,15 @@ FAULTS: Final = (
     Fault(name="server killed", strike=kill_server, ends_sessions=True, losses=REPLAY),
     Fault(name="server drained", strike=drain_server, ends_sessions=True, losses=REPLAY),
     Fault(name="server stopped", strike=stop_server),
+    Fault(
+        name="server with workers killed",
+        strike=kill_server,
+        ends_sessions=True,
+        losses=REPLAY,
+        server=WORKERS,
+    ),
+    Fault(name="worker killed", strike=kill_worker, ends_sessions=True, losses=REPLAY, server=WORKERS),
+    Fault(name="worker stopped", strike=stop_worker, ends_sessions=True, losses=REPLAY, server=WORKERS),
     Fault(name="player killed", strike=kill_player, restarts_players=True),
     Fault(name="players stopped", strike=stop_players),
     Fault(
@@ -435,7 +463,7 @@ def judge(fault: Fault, environment: str, run: Run, undisturbed: Run, episodes: 
 
 
 def lives_of(notes: Sequence[Note], environment: str) -> dict[str, list[list[str]]]:
-    """By mark, the actions of each life in the order in which they were executed; places must count up from 0."""
+    """By mark, the actions of each life that executed any, in order; places must count up from 0."""
     lives: defaultdict[str, list[Note]] = defaultdict(list)
     for note in notes:
         if note.environment == environment:
@@ -443,7 +471,8 @@ def lives_of(notes: Sequence[Note], environment: str) -> dict[str, list[list[str
     by_mark: defaultdict[str, list[list[str]]] = defaultdict(list)
     for life in lives.values():
         assert [note.place for note in life] == list(range(len(life))), life
-        by_mark[life[0].mark].append([note.action for note in life[1:]])
+        if len(life) > 1:
+            by_mark[life[0].mark].append([note.action for note in life[1:]])
     return by_mark
 
 

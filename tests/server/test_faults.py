@@ -52,7 +52,7 @@ def whole(matrix: ModuleType):
             for seed in seeds
         ],
         notes=[
-            journal.Note(LAKE, f"first of {seed}", journal.mark_of(seed), place, action)
+            journal.Note(LAKE, 1, f"first of {seed}", journal.mark_of(seed), place, action)
             for seed in seeds
             for place, action in enumerate(["", *TURNS])
         ],
