@@ -1,6 +1,7 @@
 """The conformance kit: our server passes, and a server with a defect is told which rule it breaks."""
 
 import asyncio
+import re
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Sequence
@@ -154,6 +155,14 @@ async def test_the_command(tmp_path):
                 "fails   dice: Step: terminated and truncated must exclude each other; turn 1 is both\n"
                 f"{address} with dice: 0 hold, 1 fail, 0 skipped\n"
             )
+
+
+async def test_what_differs_is_named():
+    async with serving(DICE) as (_, server), in_front_of(server.address, broken_server.DrawsItsOwnSeeds) as address:
+        (finding,) = await findings(address, "dice", words="Determinism: the same seeds and actions")
+    digest = "[0-9a-f]{64}"
+    expected = f"the start differs in digest, which is {digest}, expected {digest}"
+    assert re.fullmatch(expected, finding.detail), finding.detail
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,12 @@ def one_each(outcomes: Sequence[OutcomeT], items: Sequence[object]) -> Sequence[
 
 
 def same(found: object, expected: object, what: str) -> None:
-    """Raises Violation where they differ."""
-    if found != expected:
-        raise Violation(f"{what} is {_short(found)}, expected {_short(expected)}")
+    """Raises Violation where they differ; of messages, it names the fields that do."""
+    if found == expected:
+        return
+    if isinstance(found, Message) and isinstance(expected, Message):
+        raise Violation(f"{what} differs in {'; '.join(_differences(found, expected))}")
+    raise Violation(f"{what} is {_short(found)}, expected {_short(expected)}")
 
 
 def true(holds: bool, found: str) -> None:
@@ -150,6 +153,15 @@ def _expected(reasons: Sequence[str]) -> str:
     return " or ".join(f"{CODES[reason]} {reason}" for reason in reasons)
 
 
+def _differences(found: Message, expected: Message) -> list[str]:
+    """Each field of two messages of one kind that differs, with its values."""
+    return [
+        f"{name}, which is {_short(mine)}, expected {_short(other)}"
+        for name in found.DESCRIPTOR.fields_by_name
+        if (mine := getattr(found, name)) != (other := getattr(expected, name))
+    ]
+
+
 def _short(value: object) -> str:
-    text = " ".join((value.hex() if isinstance(value, bytes) else str(value)).split())
+    text = " ".join((value.hex() if isinstance(value, bytes) else str(value)).split()) or "nothing"
     return text if len(text) <= 200 else f"{text[:200]}…"
