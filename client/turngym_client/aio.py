@@ -311,12 +311,13 @@ class AsyncClient:
         level_seed: int | None = None,
         noise_seed: int | None = None,
         expected_version: str = "",
+        sealed_seed: bytes | None = None,
         want_legal_actions: bool = False,
     ) -> AsyncEpisode:
         """Starts an episode; see `EpisodeRequest` for the arguments.
 
         Raises:
-            TypeError: an argument of another type. ValueError: a seed out of range.
+            TypeError: an argument of another type. ValueError: a seed out of range, or seeds beside a sealed one.
             UnknownEnvironment, InvalidRequest, NotServed, VersionMismatch, NoSuchInstance, EnvironmentFailed,
             ServerBusy, ServerUnavailable.
         """
@@ -328,6 +329,7 @@ class AsyncClient:
             level_seed=level_seed,
             noise_seed=noise_seed,
             expected_version=expected_version,
+            sealed_seed=sealed_seed,
         )
         [episode] = await self.reset_many([request], want_legal_actions=want_legal_actions)
         return episode
@@ -481,7 +483,12 @@ class AsyncClient:
             if outcome.HasField("error")
             else AsyncEpisode(
                 self._pool,
-                Session(self._pool, record_of(outcome.started, []), server, outcome.started.session_id),
+                Session(
+                    self._pool,
+                    record_of(outcome.started, [], item.sealed_seed or None),
+                    server,
+                    outcome.started.session_id,
+                ),
             )
             for item, outcome in zip(items, outcomes, strict=True)
         }
@@ -528,7 +535,8 @@ def _turn_of(actions: str | Iterable[str]) -> tuple[str, ...]:
 
 def _describe(items: Sequence[pb.ResetItem], request_id: bytes) -> str:
     [item] = [item for item in items if item.request_id == request_id]
-    seed = f", level seed {item.level_seed}" if item.HasField("level_seed") else ""
+    seeds = {"level_seed": f", level seed {item.level_seed}", "sealed_seed": ", sealed seed"}
+    seed = seeds.get(item.WhichOneof("level") or "", "")
     return f"reset of {item.environment_id!r}, split {split_from_pb(item.split).value}{seed}"
 
 

@@ -19,7 +19,11 @@ from turngym_client.types import Limits, NoiseSegment, Split, Transition
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """An episode so far. Options and limits are the resolved ones, so that a replay asks for exactly these."""
+    """An episode so far. Options and limits are the resolved ones, so that a replay asks for exactly these.
+
+    Attributes:
+        sealed_seed: of a sealed episode, whose level seed is None and whose noise, instance and world are unknown.
+    """
 
     environment_id: str
     version: str
@@ -27,7 +31,8 @@ class Record:
     limits: Limits
     split: Split
     split_epoch: int
-    level_seed: int
+    level_seed: int | None
+    sealed_seed: bytes | None
     noise: tuple[NoiseSegment, ...]
     instance_id: str
     world_id: str
@@ -39,14 +44,19 @@ class Record:
     def describe(self) -> str:
         """Names the episode in an error message."""
         noise = ", ".join(f"{segment.noise_seed} from step {segment.from_step}" for segment in self.noise)
+        seeds = "sealed seed" if self.sealed_seed else f"level seed {self.level_seed}, noise seed {noise}"
         return (
-            f"{self.environment_id} {self.version}, split {self.split.value}, level seed {self.level_seed},"
-            f" noise seed {noise}, {len(self.turns)} turns played"
+            f"{self.environment_id} {self.version}, split {self.split.value}, {seeds}, {len(self.turns)} turns played"
         )
 
 
-def record_of(started: pb.Started, turns: list[tuple[str, ...]]) -> Record:
-    """The record of a session that a server says it has started, with the turns that lead to its state."""
+def record_of(started: pb.Started, turns: list[tuple[str, ...]], sealed_seed: bytes | None = None) -> Record:
+    """The record of a session that a server says it has started.
+
+    Args:
+        turns: those that lead to its state.
+        sealed_seed: what it was started from, where that was sealed.
+    """
     return Record(
         environment_id=started.environment_id,
         version=started.version,
@@ -54,7 +64,8 @@ def record_of(started: pb.Started, turns: list[tuple[str, ...]]) -> Record:
         limits=limits_from_pb(started.limits),
         split=split_from_pb(started.split),
         split_epoch=started.split_epoch,
-        level_seed=started.level_seed,
+        level_seed=None if sealed_seed else started.level_seed,
+        sealed_seed=sealed_seed,
         noise=noise_from_pb(started.noise),
         instance_id=started.instance_id,
         world_id=started.world_id,
@@ -67,20 +78,24 @@ def record_of(started: pb.Started, turns: list[tuple[str, ...]]) -> Record:
 
 def resume_item(record: Record, request_id: bytes) -> pb.ResetItem:
     """Asks for the episode to be played again up to where it stands."""
-    return pb.ResetItem(
+    item = pb.ResetItem(
         request_id=request_id,
         environment_id=record.environment_id,
         expected_version=record.version,
         options_json=record.options_json,
         limits=limits_to_pb(record.limits),
         split=SPLIT_TO_PB[record.split],
-        level_seed=record.level_seed,
         resume=pb.Resume(
             turns=[pb.Actions(actions=turn) for turn in record.turns],
             noise=noise_to_pb(record.noise),
             digest=record.state.digest,
         ),
     )
+    if record.sealed_seed is not None:
+        item.sealed_seed = record.sealed_seed
+    elif record.level_seed is not None:
+        item.level_seed = record.level_seed
+    return item
 
 
 class EpisodeFacts:
@@ -116,22 +131,23 @@ class EpisodeFacts:
         return self._record.split_epoch
 
     @property
-    def level_seed(self) -> int:
+    def level_seed(self) -> int | None:
+        """None where it is sealed."""
         return self._record.level_seed
 
     @property
     def noise(self) -> tuple[NoiseSegment, ...]:
-        """Noise seeds in the order in which they begin; a fork may have begun a new one."""
+        """Noise seeds in the order in which they begin; a fork may have begun a new one. Empty where sealed."""
         return self._record.noise
 
     @property
     def instance_id(self) -> str:
-        """Names the instance: the same options and level give the same."""
+        """Names the instance: the same options and level give the same. Empty where sealed."""
         return self._record.instance_id
 
     @property
     def world_id(self) -> str:
-        """Names the world that the split is decided by."""
+        """Names the world that the split is decided by. Empty where sealed."""
         return self._record.world_id
 
     @property

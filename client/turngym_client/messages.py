@@ -105,6 +105,8 @@ def request_to_pb(request: EpisodeRequest, request_id: bytes) -> pb.ResetItem:
         item.level_seed = request.level_seed
     if request.noise_seed is not None:
         item.noise_seed = request.noise_seed
+    if request.sealed_seed is not None:
+        item.sealed_seed = request.sealed_seed
     return item
 
 

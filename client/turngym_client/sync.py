@@ -194,6 +194,7 @@ class Client:
         level_seed: int | None = None,
         noise_seed: int | None = None,
         expected_version: str = "",
+        sealed_seed: bytes | None = None,
         want_legal_actions: bool = False,
     ) -> Episode:
         """Starts an episode; see `AsyncClient.reset`."""
@@ -206,6 +207,7 @@ class Client:
             level_seed=level_seed,
             noise_seed=noise_seed,
             expected_version=expected_version,
+            sealed_seed=sealed_seed,
             want_legal_actions=want_legal_actions,
         )
         return Episode(self._run, episode)

@@ -91,10 +91,12 @@ class EpisodeRequest:
         options: the environment's options; unset ones take their defaults.
         level_seed: chooses the instance, 0 to 2^64 − 1; None: the server draws one and tells it.
         noise_seed: chooses what happens in play; None: the server draws one and tells it.
+        sealed_seed: both seeds as a board has sealed them for its server, in their place. The episode then shows
+            neither seeds nor instance, cannot be forked, and gets no advice.
         expected_version: refuse any other version of the environment; "": any.
 
     Raises:
-        TypeError: a field of another type. ValueError: a seed out of range.
+        TypeError: a field of another type. ValueError: a seed out of range, or seeds beside a sealed one.
     """
 
     environment_id: str
@@ -104,6 +106,7 @@ class EpisodeRequest:
     level_seed: int | None = None
     noise_seed: int | None = None
     expected_version: str = ""
+    sealed_seed: bytes | None = None
 
     def __post_init__(self) -> None:
         check_type("environment_id", self.environment_id, str)
@@ -112,6 +115,12 @@ class EpisodeRequest:
         check_seed("level_seed", self.level_seed)
         check_seed("noise_seed", self.noise_seed)
         check_type("expected_version", self.expected_version, str)
+        if self.sealed_seed is not None:
+            check_type("sealed_seed", self.sealed_seed, bytes)
+            if not self.sealed_seed:
+                raise ValueError("sealed_seed is empty, but must be what a board's key sealed, or None")
+            if self.level_seed is not None or self.noise_seed is not None:
+                raise ValueError("sealed_seed holds level and noise seed; give no level_seed or noise_seed beside it")
 
 
 def check_type(name: str, value: object, kind: type) -> None:

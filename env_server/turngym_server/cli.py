@@ -5,6 +5,7 @@ import enum
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Final, cast
 
 import typer
@@ -16,6 +17,7 @@ from turngym_server.environment import EnvironmentSpec
 from turngym_server.front import Front
 from turngym_server.host import EnvironmentHost, did_you_mean, nearest
 from turngym_server.logs import LogFormat
+from turngym_server.sealed import read_seal_key
 from turngym_server.service import DEFAULT_SPLITS, Server, ServerConfig
 from turngym_server.splits import Split
 from turngym_server.workers import Order
@@ -89,6 +91,13 @@ def serve(
         str | None,
         typer.Option(help="OpenTelemetry collector, as in http://localhost:4318, for traces. Needs turngym[otel]."),
     ] = _DEFAULTS.otlp_endpoint,
+    seal_key: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the key of a board whose seeds are sealed; env_server_seal_key makes one.  "
+            "[default: no sealed seed is opened]"
+        ),
+    ] = None,
     log_level: Annotated[
         LogLevel, typer.Option(help="What goes to stderr; info adds what was refused, debug sessions.")
     ] = LogLevel.WARNING,
@@ -123,6 +132,7 @@ def serve(
         workers=workers,
         worker_port=worker_port,
         otlp_endpoint=otlp_endpoint,
+        seal_key=read_seal_key(seal_key) if seal_key else None,
     )
     logs.configure(log_level.value.upper(), log_format)
     ids = ", ".join(sorted(spec.id for spec in specs))

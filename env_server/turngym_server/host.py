@@ -37,6 +37,7 @@ from turngym_server.reference import (
     read_reference,
 )
 from turngym_server.rng import LEVEL_STREAM, Rng
+from turngym_server.sealed import Seal
 from turngym_server.splits import HELD_OUT_SHARE, Split, split_of, world_id
 
 MAX_DRAWS: Final = 1_000
@@ -72,6 +73,7 @@ class Plan:
         noise: at least one segment; the first from step 1, the others from a step that `turns` leads up to.
         turns: actions of each turn to play again.
         digest: what playing them must lead to; None where nothing is resumed.
+        seal: what stands for the seeds of a sealed episode; None: they are no secret.
     """
 
     options: ResolvedOptions
@@ -81,6 +83,17 @@ class Plan:
     noise: tuple[NoiseSegment, ...]
     turns: tuple[tuple[str, ...], ...] = ()
     digest: bytes | None = None
+    seal: Seal | None = None
+
+    @property
+    def level(self) -> str:
+        """Names the level in errors."""
+        return f"level seed {self.level_seed}" if self.seal is None else f"sealed seed {self.seal.name}"
+
+    @property
+    def level_identity(self) -> dict[str, str]:
+        """What stands for the level in the digest."""
+        return {"level_seed": str(self.level_seed)} if self.seal is None else {"sealed": self.seal.digest_salt}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +264,7 @@ class EnvironmentHost:
             return secrets.randbits(64)
         levels = self._catalogue_splits[split]
         if not levels:
-            raise self._past_the_end(0, split)
+            raise self._past_the_end("any level", split)
         return secrets.randbelow(len(levels))
 
     def start(self, plan: Plan, now: float) -> StartedEpisode:
@@ -273,7 +286,7 @@ class EnvironmentHost:
             raise
 
     def _start(self, environment: Environment[Any], plan: Plan, now: float) -> StartedEpisode:
-        start, world = self._instance(environment, plan.split, plan.level_seed)
+        start, world = self._instance(environment, plan)
         limits = self.resolve_limits(plan.limits, start.limits)
         observation = checked_observation(start.observation)
         digest = first_digest(
@@ -285,7 +298,7 @@ class EnvironmentHost:
                     "split": plan.split.value,
                     "options": json.loads(plan.options.json),
                     "limits": asdict(limits),
-                    "level_seed": str(plan.level_seed),
+                    **plan.level_identity,
                 }
             ),
             plan.noise[0].noise_seed,
@@ -303,17 +316,18 @@ class EnvironmentHost:
             world_id=world_id(self.spec.family, self.spec.split_epoch, world),
         )
 
-    def _instance(self, environment: Environment[Any], split: Split, level_seed: int) -> tuple[Start, bytes]:
-        """Leaves `environment` at the instance that the seed names, and returns its start and world."""
+    def _instance(self, environment: Environment[Any], plan: Plan) -> tuple[Start, bytes]:
+        """Leaves `environment` at the instance that the plan's seed names, and returns its start and world."""
+        split = plan.split
         if self._catalogue is not None:
             levels = self._catalogue_splits[split]
-            if level_seed >= len(levels):
-                raise self._past_the_end(level_seed, split)
-            level = levels[level_seed]
+            if plan.level_seed >= len(levels):
+                raise self._past_the_end(plan.level, split)
+            level = levels[plan.level_seed]
             return environment.load(self._catalogue.levels[level]), self._catalogue.worlds[level]
         for draw in range(MAX_DRAWS):
             try:
-                start = environment.reset(Rng(level_seed, LEVEL_STREAM + draw))
+                start = environment.reset(Rng(plan.level_seed, LEVEL_STREAM + draw))
             except NoInstance as error:
                 raise ItemError(Reason.NO_SUCH_INSTANCE, f"{self.spec.id}: {error}") from error
             world = environment.world()
@@ -321,15 +335,15 @@ class EnvironmentHost:
                 return start, world
         raise ItemError(
             Reason.NO_SUCH_INSTANCE,
-            f"{self.spec.id} drew no instance of split {split.value} in {MAX_DRAWS} draws from level seed "
-            f"{level_seed}: these options leave too few worlds; ask for split all or other options",
+            f"{self.spec.id} drew no instance of split {split.value} in {MAX_DRAWS} draws from {plan.level}: "
+            "these options leave too few worlds; ask for split all or other options",
         )
 
-    def _past_the_end(self, level_seed: int, split: Split) -> ItemError:
+    def _past_the_end(self, level: str, split: Split) -> ItemError:
         count = len(self._catalogue_splits[split])
         return ItemError(
             Reason.NO_SUCH_INSTANCE,
-            f"level seed {level_seed} of {self.spec.id}: the operator's levels hold {count} of split {split.value}, "
+            f"{level} of {self.spec.id}: the operator's levels hold {count} of split {split.value}, "
             f"seeds {f'0 to {count - 1}' if count else 'none'}",
             metadata={"count": str(count)},
         )

@@ -44,6 +44,7 @@ class Event(TypedDict, total=False):
     """What may be known of an event. Seeds are decimal digits: JSON's readers round 64-bit numbers.
 
     Attributes:
+        sealed: names the sealed seed, in the place of both seeds.
         step: index of the turn, or of the last one played.
         replayed: turns that a resumption plays again.
         origin: how a session began. departure: how it ended.
@@ -62,6 +63,7 @@ class Event(TypedDict, total=False):
     split: str
     level_seed: str
     noise: Sequence[Noise]
+    sealed: str
     step: int
     replayed: int
     origin: str

@@ -17,6 +17,7 @@ from turngym_server.environment import Determinism
 from turngym_server.episode import NoiseSegment
 from turngym_server.errors import ItemError, Reason
 from turngym_server.host import EnvironmentHost, Plan, RequestedLimits, did_you_mean, nearest
+from turngym_server.sealed import Board, CannotOpen, Seal, SealKey, Seeds
 from turngym_server.splits import Split
 
 REQUEST_ID_BYTES: Final = 16
@@ -74,9 +75,12 @@ def requested_limits(limits: pb.Limits) -> RequestedLimits:
 
 
 def read_reset(
-    item: pb.ResetItem, hosts: Mapping[str, EnvironmentHost], offered: Collection[Split]
+    item: pb.ResetItem,
+    hosts: Mapping[str, EnvironmentHost],
+    offered: Collection[Split],
+    seal_key: SealKey | None = None,
 ) -> tuple[EnvironmentHost, Plan]:
-    """What a Reset item asks for, with the seeds it leaves open drawn.
+    """What a Reset item asks for, with the seeds it leaves open drawn, and a sealed one opened.
 
     Raises:
         ItemError: whatever can be told without starting the environment.
@@ -89,19 +93,23 @@ def read_reset(
             f"{spec.id} is served in version {spec.version}; expected {item.expected_version[:100]!r}",
             metadata={"served": spec.version, "expected": item.expected_version[:100]},
         )
-    if item.HasField("sealed_seed"):
-        raise ItemError(Reason.SEALED, "this server opens no sealed seeds")
     options = host.resolve_options(item.options_json)
     limits = requested_limits(item.limits)
     resolved = host.resolve_limits(limits)
     split = _served_split(item.split, host, options.json, offered)
+    seeds, seal = _unsealed(item, Board(spec.id, options.json, split), seal_key)
     if not item.HasField("resume"):
+        seeds = seeds or Seeds(
+            level_seed=item.level_seed if item.HasField("level_seed") else host.draw_level_seed(split),
+            noise_seed=item.noise_seed if item.HasField("noise_seed") else secrets.randbits(64),
+        )
         return host, Plan(
             options=options,
             limits=limits,
             split=split,
-            level_seed=item.level_seed if item.HasField("level_seed") else host.draw_level_seed(split),
-            noise=(NoiseSegment(1, item.noise_seed if item.HasField("noise_seed") else secrets.randbits(64)),),
+            level_seed=seeds.level_seed,
+            noise=(NoiseSegment(1, seeds.noise_seed),),
+            seal=seal,
         )
     if spec.determinism is not Determinism.BYTES:
         raise ItemError(
@@ -110,17 +118,34 @@ def read_reset(
         )
     if item.HasField("noise_seed"):
         raise _invalid("noise_seed together with resume, which has its own noise")
-    if not item.HasField("level_seed"):
-        raise _invalid("resume without level_seed")
+    if seeds is None and not item.HasField("level_seed"):
+        raise _invalid("resume without level_seed or sealed_seed")
+    if seeds is not None and item.resume.noise:
+        raise _invalid("resume with noise together with sealed_seed, which holds the noise")
     return host, Plan(
         options=options,
         limits=limits,
         split=split,
-        level_seed=item.level_seed,
-        noise=_noise(item.resume),
+        level_seed=seeds.level_seed if seeds else item.level_seed,
+        noise=(NoiseSegment(1, seeds.noise_seed),) if seeds else _noise(item.resume),
         turns=_turns(item.resume, max(resolved.max_turns, spec.caps.max_turns)),
         digest=_digest(item.resume.digest),
+        seal=seal,
     )
+
+
+def _unsealed(item: pb.ResetItem, board: Board, key: SealKey | None) -> tuple[Seeds, Seal] | tuple[None, None]:
+    """The seeds in an item's sealed seed, and what stands for them; None where it has none."""
+    if not item.HasField("sealed_seed"):
+        return None, None
+    if key is None:
+        raise ItemError(Reason.SEALED, "this server opens no sealed seeds; its operator gives it --seal-key")
+    if item.HasField("noise_seed"):
+        raise _invalid("noise_seed together with sealed_seed, which holds the noise")
+    try:
+        return key.open(board, item.sealed_seed)
+    except CannotOpen as error:
+        raise ItemError(Reason.SEALED, f"the sealed seed cannot be opened: {error}") from error
 
 
 def _served_split(

@@ -48,7 +48,7 @@ from turngym_server.environment import EnvironmentSpec, Limits
 from turngym_server.episode import MAX_ACTION_BYTES, MAX_OBSERVATION_BYTES
 from turngym_server.errors import ItemError, Reason, exception_text
 from turngym_server.host import EnvironmentHost, Plan
-from turngym_server.logs import Event, Noise
+from turngym_server.logs import Event
 from turngym_server.metrics import MetricsEndpoint, families, worker_handlers
 from turngym_server.requests import (
     check_request_id,
@@ -58,6 +58,8 @@ from turngym_server.requests import (
     requested_limits,
     wait_seconds,
 )
+from turngym_server.sealed import SealKey
+from turngym_server.seeds import seeds_event, seeds_in_words
 from turngym_server.session import (
     ENVIRONMENT_ERRORS,
     Identity,
@@ -112,6 +114,7 @@ class ServerConfig:
         lease_seconds: a session untouched for so long is dropped.
         grace_seconds: how long a draining server waits for running turns.
         threads: turns of environments that are not inline, played at once.
+        seal_key: opens the sealed seeds of a board; None: none are opened.
         metrics_port: where Prometheus finds /metrics; 0 takes a free one; None: nowhere. metrics_host: its address.
         workers: processes of this server. With more than one, each is given its share of what is divided among them,
             and a front answers on `port`.
@@ -136,6 +139,7 @@ class ServerConfig:
     tag: str = ""
     front_socket: str = ""
     otlp_endpoint: str | None = None
+    seal_key: SealKey | None = None
 
 
 class EnvironmentService:
@@ -167,6 +171,7 @@ class EnvironmentService:
         self._tracing = tracing
         self.streams: set[RequestStream] = set()
         self._streams_stopped = False
+        self._seal_key = config.seal_key
 
     async def metrics(self) -> Iterable[Metric]:
         """All that Prometheus is told."""
@@ -264,7 +269,7 @@ class EnvironmentService:
         waiting = wait_seconds(request.max_wait_seconds)
 
         def prepare(item: pb.ResetItem) -> Callable[[str], Awaitable[Session]]:
-            host, plan = read_reset(item, self.hosts, self._splits)
+            host, plan = read_reset(item, self.hosts, self._splits, self._seal_key)
             call.about(host.spec.id)
             return lambda caller: self._start(caller, host, plan, request.want_legal_actions)
 
@@ -364,7 +369,7 @@ class EnvironmentService:
         session_id = self.table.new_id()
         where = (
             f"{spec.id} {spec.version}, options {plan.options.json}, split {plan.split.value}, "
-            f"level seed {plan.level_seed}, noise {plan.noise[0].noise_seed}, {len(plan.turns)} turns to replay"
+            f"{seeds_in_words(plan.level_seed, plan.noise, plan.seal)}, {len(plan.turns)} turns to replay"
         )
 
         made: list[Session] = []
@@ -378,6 +383,7 @@ class EnvironmentService:
                 options_json=plan.options.json,
                 split=plan.split,
                 level_seed=plan.level_seed,
+                seal=plan.seal,
                 instance_id=started.instance_id,
                 world_id=started.world_id,
             )
@@ -420,9 +426,9 @@ class EnvironmentService:
                 where,
                 extra={**_reset_event(caller, spec, plan), "reason": Reason.ENVIRONMENT_FAILED.value},
             )
-            raise ItemError(
-                Reason.ENVIRONMENT_FAILED, f"{spec.id} failed in a reset: {exception_text(error)}"
-            ) from error
+            # What a level of a sealed seed made the environment say may quote that level.
+            told = exception_text(error) if plan.seal is None else type(error).__name__
+            raise ItemError(Reason.ENVIRONMENT_FAILED, f"{spec.id} failed in a reset: {told}") from error
         finally:
             counts.reset_seconds[origin].add(time.perf_counter() - began)
         session.began(origin)
@@ -771,17 +777,16 @@ def _log_failures(call: Call) -> None:
 
 
 def _reset_event(caller: str, spec: EnvironmentSpec, plan: Plan) -> Event:
-    return Event(
+    event = Event(
         rpc="Reset",
         caller=caller,
         environment=spec.id,
         version=spec.version,
         options=plan.options.json,
         split=plan.split.value,
-        level_seed=str(plan.level_seed),
-        noise=[Noise(from_step=each.from_step, noise_seed=str(each.noise_seed)) for each in plan.noise],
         replayed=len(plan.turns),
     )
+    return event | seeds_event(plan.level_seed, plan.noise, plan.seal)
 
 
 def _fork_noise(item: pb.ForkItem) -> int | None:

@@ -20,7 +20,9 @@ from turngym_server.environment import Environment, EnvironmentSpec
 from turngym_server.episode import Episode, NoiseSegment
 from turngym_server.errors import ItemError, Reason, exception_text
 from turngym_server.host import EnvironmentHost
-from turngym_server.logs import Event, Noise
+from turngym_server.logs import Event
+from turngym_server.sealed import Seal
+from turngym_server.seeds import seeds_event, seeds_in_words
 from turngym_server.splits import Split
 from turngym_server.threads import Overrun, Threads
 
@@ -76,6 +78,7 @@ class Identity:
     options_json: str
     split: Split
     level_seed: int
+    seal: Seal | None
     instance_id: str
     world_id: str
 
@@ -84,24 +87,32 @@ class Identity:
         spec = self.host.spec
         return (
             f"session {self.session_id} of {spec.id} {spec.version}, options {self.options_json}, "
-            f"split {self.split.value}, level seed {self.level_seed}, "
-            f"noise {', '.join(f'{segment.noise_seed} from step {segment.from_step}' for segment in noise)}"
+            f"split {self.split.value}, {seeds_in_words(self.level_seed, noise, self.seal)}"
         )
 
     def event(self, noise: Sequence[NoiseSegment], step: int) -> Event:
         """The same as fields of a log record."""
         spec = self.host.spec
-        return Event(
+        event = Event(
             caller=self.caller,
             session=self.session_id,
             environment=spec.id,
             version=spec.version,
             options=self.options_json,
             split=self.split.value,
-            level_seed=str(self.level_seed),
-            noise=[Noise(from_step=each.from_step, noise_seed=str(each.noise_seed)) for each in noise],
             step=step,
         )
+        return event | seeds_event(self.level_seed, noise, self.seal)
+
+    def refuse_if_sealed(self, what: str) -> None:
+        """Raises ItemError (SEALED) where the session hides its instance."""
+        if self.seal is not None:
+            raise ItemError(Reason.SEALED, f"{what} is refused for a sealed session of {self.host.spec.id}")
+
+    def told(self, error: BaseException) -> str:
+        """What the caller is told of an environment's exception; of a sealed session's, which may quote the level, the
+        type only."""
+        return type(error).__name__ if self.seal is not None else exception_text(error)
 
 
 class Session:
@@ -322,7 +333,7 @@ class Session:
         )
         return ItemError(
             Reason.ENVIRONMENT_FAILED,
-            f"{self.identity.host.spec.id} failed in step {self.step_index}: {exception_text(error)}",
+            f"{self.identity.host.spec.id} failed in step {self.step_index}: {self.identity.told(error)}",
         )
 
     # Results
@@ -372,6 +383,7 @@ class Session:
         """How the session began; the same however long ago that was. Without lease and legal actions."""
         identity = self.identity
         spec = identity.host.spec
+        sealed = identity.seal is not None
         return pb.Started(
             session_id=identity.session_id,
             environment_id=spec.id,
@@ -380,10 +392,10 @@ class Session:
             limits=messages.limits(self.episode.limits),
             split=messages.SPLITS[identity.split],
             split_epoch=spec.split_epoch,
-            level_seed=identity.level_seed,
-            noise=messages.noise(self.start_noise),
-            instance_id=identity.instance_id,
-            world_id=identity.world_id,
+            level_seed=0 if sealed else identity.level_seed,
+            noise=[] if sealed else messages.noise(self.start_noise),
+            instance_id="" if sealed else identity.instance_id,
+            world_id="" if sealed else identity.world_id,
             instructions=identity.host.instructions(identity.options_json, self.episode.limits),
             action_separator=spec.action_separator,
             step_index=self.start_index,
@@ -400,8 +412,10 @@ class Session:
             noise_seed: of the copy, from the next turn on; None: it meets the same noise.
 
         Raises:
-            ItemError: STEP_RUNNING, WRONG_STEP_INDEX, EPISODE_ENDED (it failed), ENVIRONMENT_FAILED, STEP_DEADLINE.
+            ItemError: SEALED, STEP_RUNNING, WRONG_STEP_INDEX, EPISODE_ENDED (it failed), ENVIRONMENT_FAILED,
+                STEP_DEADLINE.
         """
+        self.identity.refuse_if_sealed("Fork")
 
         def prepare() -> "Callable[[], tuple[Episode, bytes, Fingerprint | None]]":
             if step_index != self.step_index:
@@ -428,8 +442,9 @@ class Session:
         """What the oracle would do now. It is asked once a turn, however often its advice is.
 
         Raises:
-            ItemError: STEP_RUNNING, EPISODE_ENDED, NO_ORACLE, ENVIRONMENT_FAILED, STEP_DEADLINE.
+            ItemError: SEALED, STEP_RUNNING, EPISODE_ENDED, NO_ORACLE, ENVIRONMENT_FAILED, STEP_DEADLINE.
         """
+        self.identity.refuse_if_sealed("Advise")
 
         def prepare() -> "Callable[[], pb.Advice | None]":
             if self.failed or self.episode.ended:
@@ -481,7 +496,7 @@ class Session:
                 extra={**self._event(), "reason": Reason.ENVIRONMENT_FAILED.value},
             )
             raise ItemError(
-                Reason.ENVIRONMENT_FAILED, f"{spec.id} failed in {what}: {exception_text(error)}"
+                Reason.ENVIRONMENT_FAILED, f"{spec.id} failed in {what}: {self.identity.told(error)}"
             ) from error
         finally:
             release()

@@ -53,7 +53,7 @@ MEBIBYTE = 1024 * 1024
         ({"limits": pb.Limits(wall_seconds=float("nan"))}, "INVALID_ITEM", "wall_seconds"),
         ({"split": 9}, "INVALID_ITEM", "split 9"),
         ({"expected_version": "0.9"}, "VERSION_MISMATCH", "1.0"),
-        ({"sealed_seed": b"secret", "level_seed": None}, "SEALED", "no sealed seeds"),
+        ({"sealed_seed": b"secret", "level_seed": None}, "SEALED", "opens no sealed seeds"),
         ({"options_json": '{"worlds": 1}', "split": pb.SPLIT_HELD_OUT}, "NO_SUCH_INSTANCE", "held_out"),
     ],
 )

@@ -99,8 +99,8 @@ def choose_levels(
             for seed in candidates[start : start + _RESETS_AT_ONCE]
         ]
         episodes = client.reset_many(requests)
-        for episode in episodes:
-            chosen.setdefault(episode.world_id, episode.level_seed)
+        for seed, episode in zip(candidates[start : start + _RESETS_AT_ONCE], episodes, strict=True):
+            chosen.setdefault(episode.world_id, seed)
         client.close_many(episodes)
         if len(chosen) >= count:
             break

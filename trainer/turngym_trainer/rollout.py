@@ -250,6 +250,7 @@ class _Player:
 
 def _trajectory(play: _Play) -> Trajectory:
     episode = play.episode
+    assert episode.level_seed is not None  # Planned episodes are not sealed.
     return Trajectory(
         environment=episode.environment_id,
         group=play.planned.group,

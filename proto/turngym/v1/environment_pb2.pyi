@@ -22,7 +22,8 @@ and one of these reasons:
   NOT_REPLAYABLE        FAILED_PRECONDITION  the environment's determinism is NONE
   DIGEST_MISMATCH       FAILED_PRECONDITION  the replay did not reach the digest it was given
   NO_SUCH_INSTANCE      FAILED_PRECONDITION  no instance of that split within 1,000 draws, or past a level file's end
-  SEALED                FAILED_PRECONDITION  refused for a sealed session, or this server opens no sealed seeds
+  SEALED                FAILED_PRECONDITION  refused for a sealed session, or the sealed seed is not opened here: no
+                                             key, another key, or another environment, options or split
   NO_ORACLE             FAILED_PRECONDITION  the environment advises nothing
   SPLIT_NOT_SERVED      PERMISSION_DENIED    metadata: served
   SESSION_LIMIT         RESOURCE_EXHAUSTED   with google.rpc.RetryInfo; only errors that carry it may be retried
@@ -55,7 +56,9 @@ The actions are those that were sent, all of them. -0.0 counts as 0.0; success i
 identity is the canonical JSON of {"environment": id, "version": …, "split_epoch": number, "split": "train",
 "validation", "held_out" or "all", "options": the resolved options as an object, "limits": {"max_turns": …,
 "max_actions": …, "max_actions_per_turn": …, "wall_seconds": a double (5.0), or null for no limit},
-"level_seed": decimal digits in a string}.
+"level_seed": decimal digits in a string}. Of a sealed session it has "sealed" in the place of "level_seed": 64
+hexadecimal digits that follow from the board's key, environment, options, split and both seeds, so that nobody
+without the key can try seeds against a digest, and the same seeds of a board always give the same digests.
 
 Split of a world: w = H("turngym-split/" ‖ split_epoch in decimal ‖ 0x00 ‖ family ‖ 0x00 ‖ world), where the
 world's bytes are the environment's affair. The first 8 bytes of w as a big-endian number, modulo 10: 0 to 7 TRAIN,
@@ -872,9 +875,13 @@ class ResetItem(google.protobuf.message.Message):
     level_seed: builtins.int
     """Unset: drawn by the server and returned."""
     sealed_seed: builtins.bytes
-    """A board's seed, encrypted for the server. Such sessions hide seed, world and instance."""
+    """A board's level and noise seed, encrypted for the server, good for one environment, options and split. Such a
+    session is sealed: Fork and Advise are refused, and neither replies, errors nor logs show seeds, noise, instance
+    or world. What the agent reads is not hidden: only seeds of 64 random bits cannot be found from it. Limits are
+    the caller's, and the same sealed seed can be played again, so an agent that is scored must not hold it itself.
+    """
     noise_seed: builtins.int
-    """Unset: drawn and returned. Refused together with resume, which has its own."""
+    """Unset: drawn and returned. Refused together with resume or sealed_seed."""
     @property
     def limits(self) -> global___Limits:
         """Over the caps: INVALID_ARGUMENT."""
@@ -908,7 +915,7 @@ global___ResetItem = ResetItem
 
 @typing.final
 class Resume(google.protobuf.message.Message):
-    """An episode that began elsewhere. Refused where determinism is NONE. level_seed must be set."""
+    """An episode that began elsewhere. Refused where determinism is NONE. level_seed or sealed_seed must be set."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -921,7 +928,7 @@ class Resume(google.protobuf.message.Message):
     def turns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Actions]: ...
     @property
     def noise(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NoiseSegment]:
-        """At least one; the first from step 1, ascending."""
+        """At least one; the first from step 1, ascending. With sealed_seed: none."""
 
     def __init__(
         self,
@@ -1025,7 +1032,9 @@ class Started(google.protobuf.message.Message):
         """Resolved."""
 
     @property
-    def noise(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NoiseSegment]: ...
+    def noise(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NoiseSegment]:
+        """None where sealed."""
+
     @property
     def state(self) -> global___Transition:
         """Where the episode stands. After a reset the reward is 0; resumed or forked: the last turn's."""

@@ -22,7 +22,8 @@ and one of these reasons:
   NOT_REPLAYABLE        FAILED_PRECONDITION  the environment's determinism is NONE
   DIGEST_MISMATCH       FAILED_PRECONDITION  the replay did not reach the digest it was given
   NO_SUCH_INSTANCE      FAILED_PRECONDITION  no instance of that split within 1,000 draws, or past a level file's end
-  SEALED                FAILED_PRECONDITION  refused for a sealed session, or this server opens no sealed seeds
+  SEALED                FAILED_PRECONDITION  refused for a sealed session, or the sealed seed is not opened here: no
+                                             key, another key, or another environment, options or split
   NO_ORACLE             FAILED_PRECONDITION  the environment advises nothing
   SPLIT_NOT_SERVED      PERMISSION_DENIED    metadata: served
   SESSION_LIMIT         RESOURCE_EXHAUSTED   with google.rpc.RetryInfo; only errors that carry it may be retried
@@ -55,7 +56,9 @@ The actions are those that were sent, all of them. -0.0 counts as 0.0; success i
 identity is the canonical JSON of {"environment": id, "version": …, "split_epoch": number, "split": "train",
 "validation", "held_out" or "all", "options": the resolved options as an object, "limits": {"max_turns": …,
 "max_actions": …, "max_actions_per_turn": …, "wall_seconds": a double (5.0), or null for no limit},
-"level_seed": decimal digits in a string}.
+"level_seed": decimal digits in a string}. Of a sealed session it has "sealed" in the place of "level_seed": 64
+hexadecimal digits that follow from the board's key, environment, options, split and both seeds, so that nobody
+without the key can try seeds against a digest, and the same seeds of a board always give the same digests.
 
 Split of a world: w = H("turngym-split/" ‖ split_epoch in decimal ‖ 0x00 ‖ family ‖ 0x00 ‖ world), where the
 world's bytes are the environment's affair. The first 8 bytes of w as a big-endian number, modulo 10: 0 to 7 TRAIN,
