@@ -10,7 +10,7 @@ another machine, or another load, changes both alike, RAGEN's are also scaled by
 where it makes enough levels to tell. A goal is reached if it is by both.
 
 Levels are solved with the fewest pushes, which shows that they can be, and how hard they are. The easiest levels are
-the fastest to make, so another row asks for levels of at least as many pushes as the median of gym-sokoban's.
+the fastest to make, so another row asks for levels of at least as many pushes as gym-sokoban's median ones had.
 
     python benchmarks/level_generation.py
 
@@ -58,6 +58,7 @@ class Size:
         gym_sokoban: of gym-sokoban's, in the same runs.
         goal: how many times RAGEN's figure is to be reached.
         most_duplicates: share of 1,000 levels; None: no goal.
+        peer_pushes: the median of the least pushes of gym-sokoban's levels.
         peer_seconds: CPU seconds for which gym-sokoban makes levels in one turn.
     """
 
@@ -67,12 +68,13 @@ class Size:
     gym_sokoban: float
     goal: int
     most_duplicates: float | None
+    peer_pushes: int
     peer_seconds: float
 
 
 SIZES: Final = (
-    Size("6×6, 1 box", SokobanOptions(symbols="xsb"), 751, 473, 10, None, 1.0),
-    Size("8×8, 2 boxes", SokobanLargeOptions(symbols="xsb"), 295, 21.6, 10, 0.01, 4.0),
+    Size("6×6, 1 box", SokobanOptions(symbols="xsb"), 751, 473, 10, None, 2, 1.0),
+    Size("8×8, 2 boxes", SokobanLargeOptions(symbols="xsb"), 295, 21.6, 10, 0.01, 5, 4.0),
     Size(
         "10×10, 4 boxes",
         SokobanOptions(width=10, height=10, boxes=4, max_solution=60, symbols="xsb"),
@@ -80,6 +82,7 @@ SIZES: Final = (
         0.10,
         100,
         0.01,
+        10,
         20.0,
     ),
 )
@@ -210,8 +213,7 @@ def measured(size: Size, other: Peer, machine: float, repeats: int, levels: int)
         ours.append(make(size.options, range(turn * levels, (turn + 1) * levels)))
         theirs.append(other.make(size, size.peer_seconds))
     rate = measure.summary([made.rate for made in ours])
-    peer_quality = quality([level for made in theirs for level in made.levels])
-    harder = size.options.model_copy(update={"min_pushes": peer_quality.median_pushes, "max_solution": HARDER_SOLUTION})
+    harder = size.options.model_copy(update={"min_pushes": size.peer_pushes, "max_solution": HARDER_SOLUTION})
     hard = [make(harder, range(turn * HARDER_LEVELS, (turn + 1) * HARDER_LEVELS)) for turn in range(repeats)]
     return Row(
         size=size.name,
@@ -220,7 +222,7 @@ def measured(size: Size, other: Peer, machine: float, repeats: int, levels: int)
         times_peer=measure.summary([own.rate / their.rate for own, their in zip(ours, theirs, strict=True)]),
         times_ragen=(rate["median"] / size.ragen, rate["median"] / size.ragen / machine),
         quality=quality(ours[0].levels),
-        peer_quality=peer_quality,
+        peer_quality=quality([level for made in theirs for level in made.levels]),
         harder=harder,
         harder_rate=measure.summary([made.rate for made in hard]),
         harder_quality=quality([level for made in hard for level in made.levels]),
@@ -246,7 +248,10 @@ def missed(size: Size, row: Row) -> list[str]:
 
 
 def spread(values: dict[str, float]) -> str:
-    return f"{values['median']:,.4g} ({values['least']:,.4g} … {values['most']:,.4g})"
+    median, least, most = (
+        f"{values[key]:,.0f}" if values[key] >= 100 else f"{values[key]:.3g}" for key in ("median", "least", "most")
+    )
+    return f"{median} ({least} … {most})"
 
 
 def described(own: Quality) -> str:
