@@ -33,7 +33,7 @@ import measure
 from turngym_client import AsyncClient, AsyncEpisode, EpisodeRequest, Limits, aconnect
 
 CYCLES = 3
-ABANDONED_LEASE = 30.0
+ABANDONED_LEASE = 60.0
 """Seconds; longer than it takes to start 10,000 sessions."""
 MEMORY_SECONDS = 60.0
 """How long a server remembers request ids of sessions that ended: see ResetItem.request_id."""
@@ -60,7 +60,7 @@ GROWTH_NOISE_COUNT = 2
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One process at one time. `memory` is its resident set in MiB, `seconds` since the load began."""
+    """Processes at one time. `memory` is resident, in MiB; `seconds` since the load began."""
 
     seconds: float
     memory: float
@@ -68,11 +68,20 @@ class Sample:
     descriptors: int
 
 
-def sample(pid: int, seconds: float) -> Sample:
-    status = Path(f"/proc/{pid}/status").read_text()
-    facts = dict(re.findall(r"^(VmRSS|Threads):\s+(\d+)", status, re.MULTILINE))
-    descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    return Sample(round(seconds, 1), int(facts["VmRSS"]) / 1024, int(facts["Threads"]), descriptors)
+def sample(pids: Sequence[int], seconds: float) -> Sample:
+    memory, threads, descriptors = 0, 0, 0
+    for each in pids:
+        facts = dict(re.findall(r"^(VmRSS|Threads):\s+(\d+)", Path(f"/proc/{each}/status").read_text(), re.MULTILINE))
+        memory += int(facts["VmRSS"])
+        threads += int(facts["Threads"])
+        descriptors += len(list(Path(f"/proc/{each}/fd").iterdir()))
+    return Sample(round(seconds, 1), memory / 1024, threads, descriptors)
+
+
+def family(pid: int) -> list[int]:
+    """A process and those that it started, and so on."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(each for child in children for each in family(int(child)))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,7 @@ class Server:
 
     def memory(self) -> float:
         """MiB that it holds."""
-        return sample(self.pid, 0.0).memory
+        return sample(family(self.pid), 0.0).memory
 
 
 @contextlib.contextmanager
@@ -202,18 +211,18 @@ class Load:
                 self.events["advised, kept alive and forked"] += 1
 
 
-async def load(minutes: float, players: int) -> dict[str, object]:
+async def load(minutes: float, players: int, workers: int) -> dict[str, object]:
     samples: dict[str, list[Sample]] = {"server": [], "client": []}
-    with serving("--lease-seconds", str(LOAD_LEASE)) as server:
-        pids = {"server": server.pid, "client": os.getpid()}
+    with serving("--lease-seconds", str(LOAD_LEASE), "--workers", str(workers)) as server:
+        pids = {"server": family(server.pid), "client": [os.getpid()]}
         async with aconnect(server.address) as client:
             work, over = Load(client), asyncio.Event()
             playing = asyncio.create_task(work.run(players, over))
             began = time.monotonic()
             while (seconds := time.monotonic() - began) < minutes * 60 and not playing.done():
                 await asyncio.wait({playing}, timeout=min(SAMPLE_SECONDS, minutes * 60 - seconds))
-                for name, pid in pids.items():
-                    samples[name].append(sample(pid, time.monotonic() - began))
+                for name, each in pids.items():
+                    samples[name].append(sample(each, time.monotonic() - began))
                 if len(samples["server"]) % 6 == 0:
                     _tell(work.steps, samples)
             over.set()
@@ -232,6 +241,7 @@ async def load(minutes: float, players: int) -> dict[str, object]:
     return {
         "minutes": minutes,
         "players": players,
+        "workers": workers,
         "steps": work.steps,
         "steps_per_second": work.steps / seconds,
         "events": dict(work.events),
@@ -281,6 +291,7 @@ def main() -> None:
     parser.add_argument("--abandoned", type=int, default=10_000, help="sessions of a cycle; 0 leaves that part out")
     parser.add_argument("--minutes", type=float, default=30.0, help="of full load; 0 leaves that part out")
     parser.add_argument("--players", type=int, default=96, help="episodes played at once")
+    parser.add_argument("--workers", type=int, default=1, help="worker processes of the server under full load")
     parser.add_argument("--name", default="soak", help="the results go to NAME.json and NAME.txt beside this file")
     arguments = parser.parse_args()
     results: dict[str, object] = {"arguments": vars(arguments)}
@@ -289,7 +300,7 @@ def main() -> None:
         parts.append(asyncio.run(abandoned(arguments.abandoned)))
         results["abandoned_sessions"] = parts[-1]
     if arguments.minutes:
-        parts.append(asyncio.run(load(arguments.minutes, arguments.players)))
+        parts.append(asyncio.run(load(arguments.minutes, arguments.players, arguments.workers)))
         results["full_load"] = parts[-1]
     verdicts = "".join(f"{part['verdict']}\n" for part in parts)
     print(verdicts, end="")
