@@ -35,7 +35,7 @@ import grpc
 import grpc.aio
 import measure
 from child import Child
-from fuzz_requests import REPLIES, RPCS, Served, Start, draw_request, draw_start, reset_item
+from fuzz_requests import REPLIES, RPCS, STREAM, Served, Start, draw_request, draw_start, reset_item
 from fuzz_texts import hostile_text
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
@@ -112,6 +112,20 @@ class Target:
         finally:
             self.tally.slowest = max(self.tally.slowest, (time.monotonic() - began, case))
 
+    async def stream(self, requests: Sequence[bytes], case: int) -> Sequence[bytes] | status_pb2.Status:
+        """The answers to all requests of one stream, or the status that it ended with."""
+        call: Any = cast("Any", self._channel.stream_stream)(SERVICE + STREAM)(timeout=ANSWER_SECONDS)
+        answers: list[bytes] = []
+        try:
+            for data in requests:
+                await call.write(data)
+            await call.done_writing()
+            while (answer := await call.read()) is not grpc.aio.EOF:
+                answers.append(answer)
+        except grpc.aio.AioRpcError as error:
+            return self._status(error, STREAM, case)
+        return answers
+
     def _status(self, error: grpc.aio.AioRpcError, rpc: str, case: int) -> status_pb2.Status:
         metadata = error.trailing_metadata() or ()
         for key, value in metadata:
@@ -161,14 +175,6 @@ def fault_of_transition(transition: pb.Transition) -> str:
     return ""
 
 
-def state_of(outcome: Any) -> pb.Transition | None:
-    """The transition in an outcome of whatever RPC."""
-    kind = outcome.WhichOneof("outcome")
-    if kind == "started":
-        return outcome.started.state
-    return outcome.transition if kind == "transition" else None
-
-
 # Requests.
 
 
@@ -209,6 +215,11 @@ async def send_one(target: Target, case: int, rng: Rng, started: pb.Started, ser
     data = draw_request(rng, rpc, started, served)
     if target.tells:
         print(f"{rpc} in {started.environment_id} {started.options_json}: {len(data)} bytes\n{data[:TOLD]!r}")
+    if rpc == STREAM:
+        requests = [data, *(draw_request(rng, rpc, started, served) for _ in range(rng.below(4)))]
+        target.tally.cases += 1
+        check_stream(target.tally, case, requests, await target.stream(requests, case))
+        return []
     answer = await target.call(rpc, data, case)
     tally = target.tally
     tally.cases += 1
@@ -226,6 +237,27 @@ async def send_one(target: Target, case: int, rng: Rng, started: pb.Started, ser
     return check_reply(tally, case, rpc, data, reply)
 
 
+def check_stream(
+    tally: Tally, case: int, requests: Sequence[bytes], answers: Sequence[bytes] | status_pb2.Status
+) -> None:
+    """Notes what is wrong with the answers to the requests of one stream."""
+    if isinstance(answers, status_pb2.Status):
+        tally.outcomes[f"{STREAM} {name_of(answers)}"] += 1
+        tally.fail(case, f"{STREAM}: the stream broke: {name_of(answers)}: {answers.message[:300]}")
+        return
+    if len(answers) != len(requests):
+        tally.fail(case, f"{STREAM}: {len(requests)} requests, {len(answers)} answers")
+    for data in answers:
+        answer = pb.StepStreamResponse.FromString(data)
+        if answer.HasField("error"):
+            tally.outcomes[f"{STREAM} {name_of(answer.error)}"] += 1
+            if fault := fault_of_status(answer.error):
+                tally.fail(case, f"{STREAM}: {fault}")
+        else:
+            tally.outcomes[f"{STREAM} OK"] += 1
+            check_outcomes(tally, case, STREAM, answer.step)
+
+
 def name_of(status: status_pb2.Status) -> str:
     reason = reason_of(status)
     return reason.value if reason else f"code {status.code}"
@@ -235,21 +267,25 @@ def check_reply(tally: Tally, case: int, rpc: str, data: bytes, reply: Any) -> S
     """Notes what is wrong with a reply; returns ids of sessions that it tells of."""
     if rpc not in ("Reset", "Step", "Fork", "Advise", "KeepAlive", "Close"):
         return []
-    made: list[str] = []
+    check_outcomes(tally, case, rpc, reply)
+    if (items := items_in(rpc, data)) is not None and items != len(reply.outcomes):
+        tally.fail(case, f"{rpc}: {items} items, {len(reply.outcomes)} outcomes")
+    if rpc not in ("Reset", "Fork"):
+        return []
+    return [outcome.started.session_id for outcome in reply.outcomes if outcome.HasField("started")]
+
+
+def check_outcomes(tally: Tally, case: int, rpc: str, reply: Any) -> None:
     for outcome in reply.outcomes:
-        if rpc != "Close" and outcome.HasField("error"):
+        kind = "closed" if rpc == "Close" else outcome.WhichOneof("outcome")
+        if kind == "error":
             tally.outcomes[f"{rpc} item {name_of(outcome.error)}"] += 1
             if fault := fault_of_status(outcome.error):
                 tally.fail(case, f"{rpc} item: {fault}")
-        elif rpc in ("Reset", "Step", "Fork") and (state := state_of(outcome)) is not None:
+        elif kind in ("started", "transition"):
             tally.outcomes[f"{rpc} item OK"] += 1
-            if fault := fault_of_transition(state):
+            if fault := fault_of_transition(outcome.started.state if kind == "started" else outcome.transition):
                 tally.fail(case, f"{rpc} item: {fault}")
-        if rpc in ("Reset", "Fork") and outcome.HasField("started"):
-            made.append(outcome.started.session_id)
-    if (items := items_in(rpc, data)) is not None and items != len(reply.outcomes):
-        tally.fail(case, f"{rpc}: {items} items, {len(reply.outcomes)} outcomes")
-    return made
 
 
 def items_in(rpc: str, data: bytes) -> int | None:

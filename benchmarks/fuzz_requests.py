@@ -20,6 +20,7 @@ from turngym_server.rng import Rng
 
 MAX_BYTES: Final = 4 << 20
 """A field is not multiplied beyond this."""
+STREAM: Final = "StepStream"
 RPCS: Final = (
     "GetServer",
     "ListEnvironments",
@@ -35,6 +36,8 @@ RPCS: Final = (
     "Advise",
     "KeepAlive",
     "Close",
+    STREAM,
+    STREAM,
 )
 """Those with more in them come more often."""
 REPLIES: Final[Mapping[str, type[Message]]] = {name: getattr(pb, f"{name}Response") for name in dict.fromkeys(RPCS)}
@@ -108,6 +111,9 @@ def _valid(rng: Rng, rpc: str, started: pb.Started, served: Sequence[Served]) ->
             actions = [rng.choice(legal) for _ in range(1 + rng.below(3))]
             step = pb.StepItem(session_id=session, step_index=1, actions=actions)
             return pb.StepRequest(items=[step], max_wait_seconds=1.0, want_legal_actions=bool(rng.below(2)))
+        case "StepStream":
+            step: Any = _valid(rng, "Step", started, served)
+            return pb.StepStreamRequest(id=1 + rng.below(3), step=step)
         case "Fork":
             item = pb.ForkItem(request_id=request_id(rng), session_id=session, noise_seed=1)
             return pb.ForkRequest(items=[item], want_legal_actions=bool(rng.below(2)))
@@ -246,7 +252,7 @@ def hostile_options(rng: Rng, valid: str) -> str:
     return text.encode("utf-8", "replace").decode()  # Lone surrogates only as escapes: protobuf takes no others.
 
 
-NO_VALUES: Final[Sequence[object]] = (None, True, False, [], {}, [[]], {"a": {}})
+NO_VALUES: Final = cast("Sequence[object]", (None, True, False, [], {}, [[]], {"a": {}}))
 
 
 def _json_value(rng: Rng) -> object:
