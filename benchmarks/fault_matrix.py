@@ -305,7 +305,7 @@ FAULTS: Final = (
         server=WORKERS,
     ),
     Fault(name="worker killed", strike=kill_worker, ends_sessions=True, losses=REPLAY, server=WORKERS),
-    Fault(name="worker stopped", strike=stop_worker, ends_sessions=True, losses=REPLAY, server=WORKERS),
+    Fault(name="worker stopped", strike=stop_worker, ends_sessions=True, server=WORKERS),
     Fault(name="player killed", strike=kill_player, restarts_players=True),
     Fault(name="players stopped", strike=stop_players),
     Fault(

@@ -10,7 +10,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
+
+from google.rpc import code_pb2
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_client.episode import Record, resume_item
@@ -40,6 +43,14 @@ async def _start_one(pool: Pool, server: Server, item: pb.ResetItem) -> pb.Start
     if outcome.HasField("error"):
         raise StatusError(outcome.error, of_item=True)
     return outcome.started
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a session is, and its id there."""
+
+    server: Server
+    id: str
 
 
 class Session:
@@ -73,11 +84,12 @@ class Session:
         patience = self._pool.patience()
         away_since: float | None = None
         was_gone = False
+        stalled: Home | None = None
         while True:
             self._pool.check_open()
             if self.closed:
                 raise EpisodeEnded(f"{self.record.describe()}: closed; reset a new one")
-            server = self.server or await self._resume(patience)
+            server = self.server or await self._resume(patience, stalled)
             try:
                 return await attempt(server, self.id)
             except StatusError as error:
@@ -86,6 +98,7 @@ class Session:
                         raise error.to_error(self.record.describe()) from error
                     case Verdict.SESSION_GONE:
                         self._leave()
+                        stalled = None
                         if was_gone:
                             # Sessions that go as soon as they are made are no better than a server that is away.
                             await patience.pause(error, self.record.describe())
@@ -95,6 +108,9 @@ class Session:
                     case Verdict.AWAY:
                         away_since = away_since or time.monotonic()
                         if await self._pool.may_move(server, error, away_since):
+                            # Who does not answer in time may have the session yet; who is not there has none.
+                            late = error.code == code_pb2.DEADLINE_EXCEEDED
+                            stalled = Home(server, self.id) if late and self.id else None
                             self._leave()
                             away_since = None
                         await patience.pause(error, self.record.describe())
@@ -113,16 +129,19 @@ class Session:
         self.server, self.id = server, id
         server.sessions.add(self)
 
-    async def _resume(self, patience: Patience) -> Server:
+    async def _resume(self, patience: Patience, stalled: Home | None) -> Server:
         """Makes the session again by replay, on whichever server takes it.
+
+        Args:
+            stalled: where the session may still be; gone back to where no other server takes the episode now.
 
         Raises:
             EpisodeLost: none does.
         """
         item = resume_item(self.record, secrets.token_bytes(16))
-        refused: list[Server] = []
+        refused = [stalled.server] if stalled else []
         while True:
-            server = await self._pool.choose(patience, refused)
+            server = await self._pool.choose(patience, refused=refused)
             try:
                 started = await _start_one(self._pool, server, item)
             except StatusError as error:
@@ -130,11 +149,15 @@ class Session:
                     if error.reason in ("", "ENVIRONMENT_FAILED", "STEP_DEADLINE"):
                         raise error.to_error(f"{self.record.describe()}: resuming by replay") from error
                     refused.append(server)
-                    if all(other in refused for other in await self._pool.usable(patience)):
+                    if not all(other in refused for other in await self._pool.usable(patience)):
+                        continue
+                    if stalled is None:
                         raise _lost(self.record, error) from error
-                    continue
-                if error.verdict is Verdict.AWAY:
+                elif error.verdict is Verdict.AWAY:
                     server.avoid()
+                if stalled is not None:
+                    self._enter(stalled.server, stalled.id)
+                    return stalled.server
                 await patience.pause(error, f"{self.record.describe()}: resuming by replay")
             else:
                 self._check_replay(started)

@@ -16,12 +16,13 @@ Every call has a deadline, and no failure is retried but these:
 *  only with RetryInfo, and after the time it names; gRPC's own size errors look the same otherwise.
 ** of a session (EXPIRED, UNKNOWN): the episode is resumed by replay first, on any server.
 CANCELLED counts as UNAVAILABLE (a server that stops cancels its calls). Backoff is exponential, 0.1 s to 5 s, each
-wait shortened by up to half at random. All of it is safe: Reset and Fork carry the same request id and item each time,
-Step the same index and actions, and the others change nothing when repeated. A session's own address is tried for
-`failover` seconds, then the episode moves, where there is another address; the one left alone gets no new sessions for
-`AVOID_SECONDS`. `patience` counts anew for every call that an application makes. Steps go over one stream for each
-server; what the table says of Step holds for each request of the stream (`turngym_client.stream`). A server without
-`StepStream` is sent calls of Step.
+wait shortened by up to half at random. All of it is safe: Reset and Fork carry the same request id and item each
+time, Step the same index and actions, and the others change nothing when repeated. A session's own address is tried
+for `failover` seconds, then the episode moves, where there is another address; the one left alone gets no new
+sessions for `AVOID_SECONDS`. Where no other one takes it, it goes back to an address that was only late. `patience`
+counts anew for every call that an application makes. Steps go over one stream for each server; what the table says of
+Step holds for each request of the stream (`turngym_client.stream`). A server without `StepStream` is sent calls of
+Step.
 
 Knows nothing of episodes.
 """
@@ -268,13 +269,20 @@ class Pool:
         """What one operation may spend on trying."""
         return Patience(self._patience, self._closing)
 
-    async def choose(self, patience: Patience, avoid: Collection[Server] = ()) -> Server:
+    async def choose(
+        self, patience: Patience, avoid: Collection[Server] = (), refused: Collection[Server] = ()
+    ) -> Server:
         """The address with the fewest of this client's episodes, if possible neither in `avoid` nor known to be away.
+
+        Args:
+            refused: taken only where there is no other, be that away or not.
 
         Raises:
             ServerUnavailable: none answered within `patience`.
         """
-        candidates = await self.candidates(patience)
+        usable = await self.usable(patience)
+        willing = [server for server in usable if server not in refused] or usable
+        candidates = [server for server in willing if not server.is_avoided] or willing
         return min(
             [server for server in candidates if server not in avoid] or candidates,
             key=lambda server: len(server.sessions),

@@ -255,6 +255,46 @@ async def test_an_episode_is_offered_to_every_address_before_it_is_lost(toys):
         assert (first.service.count("Reset"), second.service.count("Reset")) == (2, 1)
 
 
+@pytest.mark.parametrize("reason", ["NOT_REPLAYABLE", "VERSION_MISMATCH"])
+async def test_an_episode_goes_back_to_a_server_that_was_late_rather_than_be_lost(toys, reason):
+    first, second = await toys(), await toys()
+    async with aconnect([first.address, second.address], failover=0.0, patience=10.0) as client:
+        episode = await client.reset("toy", level_seed=1)
+        home, other = (first, second) if first.service.sessions else (second, first)
+        home.fail_before("Step", *[status(code_pb2.DEADLINE_EXCEEDED)] * 2)
+        other.fail_items("Reset", *[status(code_pb2.FAILED_PRECONDITION, reason)] * 2)
+        assert (await episode.step("a")).observation == "(1, [('a',)])"
+        assert (home.service.count("Reset"), other.service.count("Reset"), home.service.played) == (1, 2, 1)
+
+
+async def test_an_episode_is_lost_where_its_server_has_lost_it_after_all(toys):
+    first, second = await toys(), await toys()
+    async with aconnect([first.address, second.address], failover=0.0, patience=10.0) as client:
+        episode = await client.reset("toy", level_seed=1)
+        home, other = (first, second) if first.service.sessions else (second, first)
+        home.fail_before("Step", status(code_pb2.DEADLINE_EXCEEDED))
+        home.fail_items("Step", status(code_pb2.NOT_FOUND, "SESSION_UNKNOWN"))
+        for toy in (home, other):
+            toy.fail_items("Reset", *[status(code_pb2.FAILED_PRECONDITION, "NOT_REPLAYABLE")] * 9)
+        with pytest.raises(EpisodeLost, match="NOT_REPLAYABLE"):
+            await episode.step("a")
+        assert other.service.count("Reset") <= 2
+
+
+async def test_an_address_that_refuses_an_episode_is_asked_once(toys):
+    """Even where every other one is known to be away."""
+    first, second = await toys(), await toys()
+    async with aconnect([first.address, second.address], failover=0.0, patience=10.0) as client:
+        episode = await client.reset("toy", level_seed=1)
+        home, other = (first, second) if first.service.sessions else (second, first)
+        home.fail_before("Step", status(code_pb2.UNAVAILABLE))
+        for toy in (home, other):
+            toy.fail_items("Reset", status(code_pb2.FAILED_PRECONDITION, "NOT_REPLAYABLE"))
+        with pytest.raises(EpisodeLost, match="NOT_REPLAYABLE"):
+            await episode.step("a")
+        assert (home.service.count("Reset"), other.service.count("Reset")) == (2, 1)
+
+
 async def test_a_replay_that_ends_elsewhere_is_lost(toy, client):
     episode = await client.reset("toy", level_seed=1)
     await episode.step("a")
