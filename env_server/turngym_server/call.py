@@ -13,6 +13,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 CALLER_KEY: Final = "turngym-client"
 """Metadata key by which a client names itself."""
 
+MAX_SESSION_CHARACTERS: Final = 100
+"""What is kept of a session id that a caller names; real ones are shorter."""
+
 
 def caller_of(context: Context) -> str:
     """Who calls: the id that the client chose for itself, or "" for all who chose none."""
@@ -29,16 +32,18 @@ class Call:
         rpc: its name.
         items: how many it holds; 0 where it is no batch, or could not be read.
         failures: how many of its items failed, by reason. first: what the first of them was told.
+        first_session: the session that it named, which need not exist.
         environments: how many of its items are about each environment; None: nobody wants to know.
     """
 
-    __slots__ = ("_caller", "context", "environments", "failures", "first", "items", "rpc")
+    __slots__ = ("_caller", "context", "environments", "failures", "first", "first_session", "items", "rpc")
 
     def __init__(self, rpc: str, context: Context) -> None:
         self.rpc = rpc
         self.context = context
         self.items = 0
         self.first: ItemError | None = None
+        self.first_session = ""
         self.failures: Counter[Reason] = Counter()
         self.environments: Counter[str] | None = None
         self._caller: str | None = None
@@ -55,8 +60,9 @@ class Call:
         if self.environments is not None:
             self.environments[environment_id] += 1
 
-    def failed(self, error: ItemError) -> status_pb2.Status:
+    def failed(self, error: ItemError, session_id: str = "") -> status_pb2.Status:
         """Notes that an item failed, and returns what its outcome says."""
         self.failures[error.reason] += 1
-        self.first = self.first or error
+        if self.first is None:
+            self.first, self.first_session = error, session_id[:MAX_SESSION_CHARACTERS]
         return error.status()

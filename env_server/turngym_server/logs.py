@@ -49,6 +49,7 @@ class Event(TypedDict, total=False):
         replayed: turns that a resumption plays again.
         origin: how a session began. departure: how it ended.
         items: of the call. failed: how many of them failed, by reason. reason: of the first failure.
+        session: where items failed, the one that the first of them named, which need not exist.
     """
 
     rpc: str

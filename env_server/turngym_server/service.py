@@ -509,7 +509,7 @@ class EnvironmentService:
                 else:
                     running[position] = session.wire_id, step_index, outcome
             except ItemError as error:
-                outcomes[position] = step_error(items[position], call.failed(error))
+                outcomes[position] = step_error(items[position], call.failed(error, session_id_of(items[position])))
         if running:
             tasks = [task for _, _, task in running.values()]
             await first_then_stragglers(tasks, len(running) < len(items), waiting)
@@ -533,7 +533,9 @@ class EnvironmentService:
             call.about(session.identity.host.spec.id)
             advice = await session.advise()
         except ItemError as error:
-            return pb.AdviseOutcome(session_id=session_id_of(item), error=call.failed(error)).SerializeToString()
+            return pb.AdviseOutcome(
+                session_id=session_id_of(item), error=call.failed(error, session_id_of(item))
+            ).SerializeToString()
         return pb.AdviseOutcome(session_id=item.session_id, advice=advice).SerializeToString()
 
     # Leases
@@ -547,7 +549,7 @@ class EnvironmentService:
                 call.about(self.table.find(session_id).identity.host.spec.id)
                 outcome = pb.KeepAliveOutcome(session_id=session_id, lease_seconds=self.table.lease_seconds)
             except ItemError as error:
-                outcome = pb.KeepAliveOutcome(session_id=session_id, error=call.failed(error))
+                outcome = pb.KeepAliveOutcome(session_id=session_id, error=call.failed(error, session_id))
             outcomes.append(outcome)
         return pb.KeepAliveResponse(outcomes=outcomes).SerializeToString()
 
@@ -758,6 +760,17 @@ async def _abort(context: Context, refusal: ItemError) -> NoReturn:
 
 def _log_failures(call: Call) -> None:
     """One line about all items of a call that failed."""
+    if call.first is None or not log.isEnabledFor(logging.INFO):
+        return
+    event = Event(
+        rpc=call.rpc,
+        caller=call.caller,
+        items=call.items,
+        failed={reason.value: count for reason, count in call.failures.items()},
+        reason=call.first.reason.value,
+    )
+    if call.first_session:
+        event["session"] = call.first_session
     log.info(
         "%s by %r: %d of %d items failed: %s; first: %s",
         call.rpc,
@@ -765,14 +778,8 @@ def _log_failures(call: Call) -> None:
         call.failures.total(),
         call.items,
         ", ".join(f"{reason.value} ({count})" for reason, count in call.failures.items()),
-        call.first and call.first.message,
-        extra=Event(
-            rpc=call.rpc,
-            caller=call.caller,
-            items=call.items,
-            failed={reason.value: count for reason, count in call.failures.items()},
-            reason=next(iter(call.failures)).value,
-        ),
+        call.first.message,
+        extra=event,
     )
 
 

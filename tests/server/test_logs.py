@@ -108,7 +108,7 @@ async def test_refusals_and_failed_items_are_one_line_a_call(tmp_path):
     failed, refused, closed = lines(tmp_path / "log")
     assert (failed["rpc"], failed["caller"], failed["items"]) == ("Step", "alice", 3)
     assert failed["failed"] == {"SESSION_UNKNOWN": 2, "WRONG_STEP_INDEX": 1}
-    assert failed["reason"] == "SESSION_UNKNOWN"
+    assert (failed["reason"], failed["session"]) == ("SESSION_UNKNOWN", "nobody's")
     assert (refused["rpc"], refused["caller"], refused["reason"]) == ("Step", "bob", "INVALID_ITEM")
     assert (closed["rpc"], closed["departure"], closed["items"]) == ("Close", "error", 1)
     assert SECRET_ACTION not in (tmp_path / "log").read_text()

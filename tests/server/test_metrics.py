@@ -190,6 +190,28 @@ async def test_calls_batches_and_errors():
     }
 
 
+async def test_requests_of_a_stream_are_calls():
+    async with serving(DICE, metrics_port=0) as (stub, server):
+        sessions = [(await start(stub)).session_id for _ in range(2)]
+        steps = [
+            pb.StepRequest(items=[pb.StepItem(session_id=each, step_index=1, actions=["roll"]) for each in sessions]),
+            pb.StepRequest(items=[pb.StepItem(session_id="nobody's", step_index=1, actions=["roll"])]),
+            pb.StepRequest(),
+        ]
+        stream = stub.StepStream()
+        for number, request in enumerate(steps, start=1):
+            await stream.write(pb.StepStreamRequest(id=number, step=request))
+            await stream.read()
+        await stream.done_writing()
+        assert await stream.read() is grpc.aio.EOF
+        samples = await scrape(server)
+    assert value(samples, "turns_total", environment="dice") == 2
+    assert value(samples, "call_seconds_count", rpc="StepStream") == 3
+    assert value(samples, "call_items_sum", rpc="StepStream") == 3
+    assert values(samples, "item_errors_total") == {("NOT_FOUND", "SESSION_UNKNOWN", "StepStream"): 1}
+    assert values(samples, "calls_refused_total") == {("INVALID_ARGUMENT", "INVALID_ITEM", "StepStream"): 1}
+
+
 async def test_a_turn_past_its_deadline():
     async with serving(THREADED_FAULTY, metrics_port=0) as (stub, server):
         session = (await start(stub, environment_id="threaded_faulty")).session_id

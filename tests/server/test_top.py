@@ -1,13 +1,18 @@
 """`turngym top`: its arithmetic worked by hand, and the command beside a real server."""
 
 import asyncio
+import contextlib
 import math
 import os
+import pty
 import re
+import signal
+import subprocess
 import sys
 
 import pytest
 from sample_environments import DICE, FAULTY
+from server_process import ServerProcess
 from serving import serving, start, step
 
 from turngym.v1 import environment_pb2 as pb
@@ -130,6 +135,36 @@ async def test_nobody_there_is_one_line(address):
     assert (code, out) == (1, "")
     assert re.fullmatch(r"turngym: .*\n", error)
     assert address in error
+
+
+def test_the_live_view_outlives_its_server():
+    with ServerProcess("--env", "bandit", "--metrics-port", "0") as server:
+        url = server.process.stdout.readline().split()[-1]
+        terminal, slave = pty.openpty()
+        command = [sys.executable, "-m", "turngym_server.top", "top", url, "--interval", "0.1"]
+        environment = {**os.environ, "COLUMNS": "160", "LINES": "30", "TERM": "xterm"}
+        process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
+        os.close(slave)
+        try:
+            until(terminal, "0 of 4,096 sessions")
+            server.stop()
+            until(terminal, "is env_server running")
+            process.send_signal(signal.SIGINT)
+            until(terminal, "")  # What is not read would keep it from ending.
+            assert process.wait(timeout=20) == 0
+        finally:
+            process.kill()
+            process.wait()
+            os.close(terminal)
+
+
+def until(terminal: int, words: str) -> None:
+    """Reads what a terminal shows until some words are there; none: until its program has ended."""
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux's end of file.
+        while not words or words not in shown.decode(errors="replace"):
+            shown += os.read(terminal, 65_536)
+    assert words in shown.decode(errors="replace")
 
 
 async def test_somebody_else_there_is_one_line():
