@@ -65,7 +65,7 @@ class Probe:
         }
         if not {"level_seed", "sealed_seed"} & fields.keys():
             usual["level_seed"] = self.level_seed
-        if "resume" not in fields:
+        if not {"resume", "sealed_seed"} & fields.keys():
             usual["noise_seed"] = NOISE_SEED
         return pb.ResetItem(**(usual | fields))
 

@@ -197,8 +197,12 @@ def splits_that_there_are_not(probe: Probe) -> None:
 
 @rule
 def sealed_seeds(probe: Probe) -> None:
-    """Reset: a sealed seed that the server cannot open must be refused."""
-    expect.refused(probe.reset([probe.item(sealed_seed=b"no seed of any board")])[0], "SEALED", "INVALID_ITEM")
+    """Reset: a sealed seed that the server cannot open must be refused, and one with a noise seed beside it too."""
+    outcomes = probe.reset(
+        [probe.item(sealed_seed=b"no seed of any board"), probe.item(sealed_seed=b"nor this", noise_seed=NOISE_SEED)]
+    )
+    for outcome in outcomes:
+        expect.refused(outcome, "SEALED", "INVALID_ITEM")
 
 
 @rule
