@@ -1,8 +1,9 @@
 """Does anything grow? Abandoned sessions, three times over; then a long full load.
 
-1. 10,000 sessions are started through the real client, played for a turn and abandoned; after the lease none may
-   live, and when everything about them is forgotten the server's memory must be, after the third such cycle, within
-   5 % of what it was after the first.
+1. 10,000 sessions are started through the real client, played for a turn and abandoned, three times over. After the
+   lease none may live, and the server's memory must be, after the third such cycle, within 5 % of what it was after
+   the first. A minute later, when request ids are forgotten too, memory is printed but not judged: CPython gives an
+   arena back only when nothing is left in it, so by how much the resident set then falls is a matter of luck.
 2. 64 players or more play for half an hour, at least 10 million steps, through one client: episodes that are closed,
    abandoned, forked, advised and kept alive. Memory, threads and descriptors of server and client are read from /proc
    every ten seconds. What grows is judged by the second half: the median of its last quarter against its first.
@@ -137,15 +138,23 @@ async def abandoned(count: int) -> dict[str, object]:
             lived = await abandon(server, count, cycle * count)
             held = server.memory()
             await asyncio.sleep(ABANDONED_LEASE + SWEEP_SECONDS)
-            left = await live_sessions(server)
+            left, after = await live_sessions(server), server.memory()
             await asyncio.sleep(MEMORY_SECONDS + SWEEP_SECONDS)
-            cycles.append({"lived": lived, "left": left, "memory_held": held, "memory_after": server.memory()})
+            cycles.append(
+                {
+                    "lived": lived,
+                    "left": left,
+                    "memory_held_mib": held,
+                    "memory_after_lease_mib": after,
+                    "memory_forgotten_mib": server.memory(),
+                }
+            )
             print(
-                f"cycle {cycle + 1}: {lived} sessions lived, {left} after the lease; "
-                f"{held:.1f} MiB with them, {cycles[-1]['memory_after']:.1f} MiB without (at first {before:.1f})",
+                f"cycle {cycle + 1}: {lived} sessions lived, {left} after the lease; {held:.1f} MiB with them, "
+                f"{after:.1f} MiB after the lease, {server.memory():.1f} MiB when forgotten (at first {before:.1f})",
                 flush=True,
             )
-    growth = cycles[-1]["memory_after"] / cycles[0]["memory_after"] - 1
+    growth = cycles[-1]["memory_after_lease_mib"] / cycles[0]["memory_after_lease_mib"] - 1
     reached = all(cycle["lived"] == count and not cycle["left"] for cycle in cycles)
     passed = reached and growth <= MOST_GROWTH_OF_CYCLES
     return {
@@ -156,7 +165,8 @@ async def abandoned(count: int) -> dict[str, object]:
         "growth_from_first_to_last": growth,
         "passed": passed,
         "verdict": f"memory after cycle {CYCLES} is {growth:+.1%} of that after the first (goal: at most 5 %), "
-        f"sessions left after the lease: {[int(cycle['left']) for cycle in cycles]}: {_word(passed)}",
+        f"sessions left after the lease: {[int(cycle['left']) for cycle in cycles]}; when forgotten it is "
+        f"{[round(cycle['memory_forgotten_mib']) for cycle in cycles]} MiB: {_word(passed)}",
     }
 
 
