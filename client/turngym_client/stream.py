@@ -37,9 +37,9 @@ class StepStream:
         self._ids = itertools.count(1)
         self._writing = asyncio.Lock()
         self._waiting: dict[int, asyncio.Future[pb.StepStreamResponse]] = {}
-        loop = asyncio.get_running_loop()
-        self._opening = loop.create_task(self._open())
-        self._reading = loop.create_task(self._read())
+        self._loop = asyncio.get_running_loop()
+        self._opening = self._loop.create_task(self._open())
+        self._reading = self._loop.create_task(self._read())
 
     async def exchange(self, request: pb.StepRequest, deadline: float) -> pb.StepResponse:
         """The reply to a request.
@@ -51,7 +51,7 @@ class StepStream:
             StatusError: the request was refused, was not answered in time, or the stream broke.
         """
         request_id = next(self._ids)
-        waiting = self._waiting[request_id] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting[request_id] = self._loop.create_future()
         try:
             async with asyncio.timeout(deadline):
                 await self._write(pb.StepStreamRequest(id=request_id, step=request))

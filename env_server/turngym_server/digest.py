@@ -21,6 +21,7 @@ UNSET: Final = 2
 
 _FIRST_NOISE = struct.Struct("<Q")
 _LENGTH = struct.Struct("<I")
+_ONE_ACTION = struct.Struct("<II")
 _NEW_NOISE = struct.Struct("<IQ")
 _TAIL = struct.Struct("<d5B")
 
@@ -42,6 +43,9 @@ def length_prefixed(text: str) -> bytes:
 
 def encode_actions(actions: Sequence[str]) -> bytes:
     """The actions of one turn, as they were sent."""
+    if len(actions) == 1:  # As nearly all turns.
+        encoded = actions[0].encode()
+        return _ONE_ACTION.pack(1, len(encoded)) + encoded
     return _LENGTH.pack(len(actions)) + b"".join([length_prefixed(action) for action in actions])
 
 

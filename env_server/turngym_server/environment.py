@@ -92,7 +92,7 @@ class Start:
     limits: Limits | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # Not frozen, as one is made for every action and that takes three times as long.
 class ActionResult:
     """What one action did.
 

@@ -6,7 +6,7 @@ from google.rpc import status_pb2
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.environment import ActionKind, Determinism, Limits
-from turngym_server.episode import LegalActions, NoiseSegment, Turn
+from turngym_server.episode import EndReason, LegalActions, NoiseSegment, Turn
 from turngym_server.reference import Score, WorldCount
 from turngym_server.splits import Split
 from turngym_server.wire import bytes_field, varint_field
@@ -28,13 +28,15 @@ def transition(turn: Turn) -> pb.Transition:
         reward=turn.reward,
         action_rewards=turn.action_rewards,
         actions_executed=len(turn.action_rewards),
-        terminated=turn.terminated,
-        truncated=turn.truncated,
-        success=turn.success,
-        end_reason=turn.end_reason.value,  # pyright: ignore[reportArgumentType]  # The same numbers; see EndReason.
         action_valid=turn.action_valid,
         digest=turn.digest,
     )
+    if turn.end_reason is not EndReason.NONE:
+        message.terminated = turn.terminated
+        message.truncated = turn.truncated
+        message.end_reason = turn.end_reason.value  # pyright: ignore[reportAttributeAccessIssue]  # The same numbers.
+        if turn.success is not None:
+            message.success = turn.success
     # A loop: the maps' own update() takes twice as long.
     if turn.reward_components:
         components = message.reward_components

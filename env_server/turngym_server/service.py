@@ -495,14 +495,15 @@ class EnvironmentService:
         running: dict[int, tuple[bytes, int, asyncio.Task[bytes]]] = {}
         seen: set[str] = set()
         for position, item in enumerate(items):
-            if position % ITEMS_BETWEEN_YIELDS == ITEMS_BETWEEN_YIELDS - 1:
+            if position and position % ITEMS_BETWEEN_YIELDS == 0:
                 await asyncio.sleep(0)
             try:
                 item = decoded(item)
                 session_id, step_index = item.session_id, item.step_index
                 once(session_id, seen, "session")
                 session = find(session_id)
-                call.about(session.identity.host.spec.id)
+                if call.environments is not None:
+                    call.about(session.identity.host.spec.id)
                 outcome = session.step(step_index, item.actions, want_legal)
                 if isinstance(outcome, bytes):
                     outcomes[position] = messages.step_outcome(session.wire_id, step_index, outcome)

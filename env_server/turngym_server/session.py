@@ -541,12 +541,16 @@ class Session:
                 log.exception("close failed: %s", self.identity.describe(self.episode.noise), extra=self._event())
 
 
-Fingerprint = bytes
-"""Stands for the actions of a turn, which may be long, where only their equality matters."""
+Fingerprint = bytes | int
+"""Stands for the actions of a turn where only their equality matters: themselves, or a hash of long ones."""
+SHORT_ACTIONS: Final = 128
+"""Bytes of actions that are kept as they are."""
 
 
 def fingerprint_of(encoded_actions: bytes) -> Fingerprint:
-    return hashlib.sha256(encoded_actions).digest()
+    if len(encoded_actions) <= SHORT_ACTIONS:
+        return encoded_actions
+    return int.from_bytes(hashlib.sha256(encoded_actions).digest())
 
 
 def list_legal(episode: Episode, identity: Identity) -> pb.LegalActions | None:
