@@ -30,6 +30,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
+from urllib.parse import quote
 
 import grpc
 import grpc.aio
@@ -60,6 +61,7 @@ GROWTH: Final = 1.25
 TOLD: Final = 4_000
 """Bytes or characters of a case that are printed."""
 MAX_ERROR_BYTES: Final = 8 * 1024
+"""Of an item's error, and of a call's trailing metadata, of which many clients take no more."""
 MAX_OBSERVATION_BYTES: Final = 256 * 1024
 NEVER: Final = {Reason.ENVIRONMENT_FAILED, Reason.STEP_DEADLINE, Reason.DRAINING}
 
@@ -130,7 +132,12 @@ class Target:
         metadata = error.trailing_metadata() or ()
         for key, value in metadata:
             if key == "grpc-status-details-bin" and isinstance(value, bytes):
-                return status_pb2.Status.FromString(value)
+                status = status_pb2.Status.FromString(value)
+                if len(quote(status.message)) + len(value) * 4 / 3 > MAX_ERROR_BYTES:
+                    self.tally.fail(
+                        case, f"{rpc}: an error of {len(value)} bytes, with a message of as many, in metadata"
+                    )
+                return status
         self.tally.fail(case, f"{rpc}: {error.code().name} without details: {str(error.details())[:200]}")
         return status_pb2.Status(code=error.code().value[0])
 

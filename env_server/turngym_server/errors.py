@@ -13,8 +13,9 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 DOMAIN: Final = "turngym"
 """Domain of every `google.rpc.ErrorInfo`."""
 
-MAX_MESSAGE_CHARACTERS: Final = 1_000
-"""Longer messages are cut: an environment's exception may carry anything, and trailing metadata is bounded."""
+MAX_MESSAGE_BYTES: Final = 1_000
+"""Longer messages are cut. A call's message travels in its trailing metadata, percent-encoded and again in its details,
+and many clients take no more than 8 KiB of them."""
 
 
 MAX_EXCEPTION_CHARACTERS: Final = 300
@@ -90,7 +91,7 @@ class ItemError(Exception):
     ) -> None:
         super().__init__(message)
         self.reason = reason
-        self.message = message[:MAX_MESSAGE_CHARACTERS]
+        self.message = printable(message).encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
         self.metadata = dict(metadata or {})
         self.retry_after = retry_after
 
@@ -114,7 +115,7 @@ class ItemError(Exception):
             retry = any_pb2.Any()
             retry.Pack(error_details_pb2.RetryInfo(retry_delay=delay))
             details.append(retry)
-        return status_pb2.Status(code=self.code, message=printable(self.message), details=details)
+        return status_pb2.Status(code=self.code, message=self.message, details=details)
 
 
 def exception_text(error: BaseException) -> str:

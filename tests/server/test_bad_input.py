@@ -2,6 +2,7 @@
 
 import json
 import re
+from urllib.parse import quote
 
 import grpc
 import grpc.aio
@@ -284,6 +285,18 @@ async def test_undecodable_bytes_elsewhere():
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await raw(server, method, b"\x0a\xff")
             assert reason(call_status(refused.value)) == "INVALID_ITEM"
+
+
+@pytest.mark.parametrize("character", ["a", "é", "\U0001f600"])
+async def test_a_refusal_fits_into_the_metadata_that_any_client_takes(character):
+    async with serving(DICE) as (stub, _):
+        options = json.dumps({character * 10_000: 1}, ensure_ascii=False)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.GetEnvironment(pb.GetEnvironmentRequest(environment_id="dice", options_json=options))
+        status = call_status(refused.value)
+        assert reason(status) == "INVALID_OPTIONS"
+        assert character * 200 in status.message
+        assert len(quote(status.message)) + 4 / 3 * status.ByteSize() < 8 * 1024
 
 
 async def test_batches_of_the_wrong_size():

@@ -5,7 +5,8 @@ The contract between an environment server and whoever plays against it.
 
 Everything is unary and batched (but StepStream, where the same batches share a stream): a single step is a batch of
 one. Every item of a batch succeeds or fails on its own, outcomes come back in the order of the items, and the ids an
-item was sent with are echoed in its outcome.
+item was sent with are echoed in its outcome. A request that holds more than 100,000 fields, those of its items
+included, is refused as a whole (INVALID_ITEM).
 
 Status of an item or of a whole call is google.rpc.Code. Details carry google.rpc.ErrorInfo with domain "turngym"
 and one of these reasons:
