@@ -44,6 +44,13 @@ def serve(
         list[str] | None,
         typer.Option(help="Environment to serve: an id, `all`, or package.module:Class. May be given several times."),
     ] = None,
+    isolate: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Environment whose episodes get a process each, killed where it hangs: an id, or `all`. May be given "
+            "several times."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULTS.host,
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 takes a free one and prints it.")] = (
         _DEFAULTS.port
@@ -117,7 +124,7 @@ def serve(
         return
     if not env:
         raise ValueError("nothing to serve: give --env ID, --env all, or see --list")
-    specs = find_specs(env)
+    specs = find_specs(env, isolate or [])
     given = route_options(option or [], specs)
     config = ServerConfig(
         host=host,
@@ -138,7 +145,12 @@ def serve(
     ids = ", ".join(sorted(spec.id for spec in specs))
     if workers > 1:
         order = Order(
-            environments=env, options=given, config=config, log_level=log_level.value.upper(), log_format=log_format
+            environments=env,
+            isolated=isolate or [],
+            options=given,
+            config=config,
+            log_level=log_level.value.upper(),
+            log_format=log_format,
         )
         front = Front(order)
         asyncio.run(lifecycle.run(front, lambda: announce(front.address, ids, front.metrics_url), front.broken))

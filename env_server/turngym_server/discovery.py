@@ -4,10 +4,11 @@ import importlib
 import importlib.metadata
 import pkgutil
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import turngym_server.envs
-from turngym_server.environment import REGISTRY, EnvironmentSpec
+from turngym_server.environment import REGISTRY, EnvironmentSpec, Isolation
 from turngym_server.host import did_you_mean, nearest
 
 ENTRY_POINTS: Final = "turngym.environments"
@@ -34,11 +35,12 @@ def load_third_party() -> None:
             raise ValueError(f"entry point {entry_point.name!r} ({entry_point.value}) failed: {error}") from error
 
 
-def find_specs(names: Sequence[str]) -> list[EnvironmentSpec]:
+def find_specs(names: Sequence[str], isolated: Sequence[str] = ()) -> list[EnvironmentSpec]:
     """The environments of these names, each once, in order.
 
     Args:
         names: ids, `package.module:Class`, or `all`.
+        isolated: ids of those whose instances are to have processes of their own, or `all`.
 
     Raises:
         ValueError: there is none of a name, or it cannot be imported.
@@ -50,6 +52,10 @@ def find_specs(names: Sequence[str]) -> list[EnvironmentSpec]:
     for name in names:
         for spec in _specs_of(name):
             found[spec.id] = spec
+    for name in found if ALL in isolated else isolated:
+        if name not in found:
+            raise ValueError(f"--isolate {name!r} is not among the environments served: {', '.join(sorted(found))}")
+        found[name] = replace(found[name], isolation=found[name].isolation or Isolation())
     return list(found.values())
 
 

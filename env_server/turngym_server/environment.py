@@ -213,6 +213,23 @@ class Environment(ABC, Generic[OptionsT]):
         """Frees what the episode holds outside its own memory."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """Each instance lives in a process of its own, which is killed where it misses the step deadline.
+
+    For what may hang or crash, and for what cannot live in a server's process, such as a Java virtual machine. The
+    class is imported by the server too, for what it knows without an instance; only its instances are apart.
+
+    Attributes:
+        memory_mebibytes: address space of a process; beyond it Python raises MemoryError. None: unbounded. Java needs
+            far more address space than memory.
+        cpu_seconds: processor time of a process, which is killed after it. None: unbounded.
+    """
+
+    memory_mebibytes: int | None = None
+    cpu_seconds: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
     """What the registry knows of an environment.
@@ -230,6 +247,7 @@ class EnvironmentSpec:
         split_epoch: grows when a rule change moves instances between splits.
         inline: a step takes microseconds and may run on the event loop; False: it runs in a thread.
         step_deadline: seconds after which a turn has failed.
+        isolation: its instances live in processes of their own, whatever `inline` says; None: in the server's.
     """
 
     id: str
@@ -248,6 +266,7 @@ class EnvironmentSpec:
     split_epoch: int
     inline: bool
     step_deadline: float
+    isolation: Isolation | None = None
 
 
 DEFAULT_CAPS = Limits(max_turns=1_000, max_actions=10_000, max_actions_per_turn=1_000, wall_seconds=86_400.0)
@@ -278,6 +297,7 @@ def register(
     split_epoch: int = 1,
     inline: bool = False,
     step_deadline: float = 30.0,
+    isolation: Isolation | None = None,
 ) -> Callable[[EnvironmentT], EnvironmentT]:
     """Adds an environment class to the registry; see `EnvironmentSpec` for the arguments.
 
@@ -309,6 +329,7 @@ def register(
             split_epoch=split_epoch,
             inline=inline,
             step_deadline=step_deadline,
+            isolation=isolation,
         )
         return environment
 

@@ -11,7 +11,7 @@ import json
 import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, cast
 
 from pydantic import ValidationError
@@ -29,6 +29,7 @@ from turngym_server.environment import (
 )
 from turngym_server.episode import Episode, NoiseSegment, Turn, checked_observation, finite_metrics
 from turngym_server.errors import ItemError, Reason
+from turngym_server.isolation import Isolator
 from turngym_server.reference import (
     LEAST_HELD_OUT_WORLDS,
     NOTHING,
@@ -119,7 +120,9 @@ class EnvironmentHost:
     """
 
     def __init__(self, spec: EnvironmentSpec, operator: Mapping[str, object] | None = None) -> None:
-        self.spec = spec
+        # What has a process of its own is waited for, so not on the event loop.
+        self.spec = spec if spec.isolation is None else replace(spec, inline=False)
+        self._isolator = None if spec.isolation is None else Isolator(spec)
         try:
             options = spec.operator_options.model_validate(dict(operator or {}))
         except ValidationError as error:
@@ -131,6 +134,16 @@ class EnvironmentHost:
         # Bound here, so that a cache lives as long as its host.
         self.resolve_options = functools.lru_cache(maxsize=256)(self._resolve_options)
         self.instructions = functools.lru_cache(maxsize=256)(self._instructions)
+
+    def open(self) -> None:
+        """Starts what the instances need beside themselves. Raises CannotIsolate where it cannot be had."""
+        if self._isolator is not None:
+            self._isolator.open()
+
+    def close(self) -> None:
+        """Ends what `open` started, and with it isolated instances."""
+        if self._isolator is not None:
+            self._isolator.close()
 
     def _resolve_options(self, options_json: str) -> ResolvedOptions:
         """Options from a client's JSON object; "" means all defaults.
@@ -277,7 +290,8 @@ class EnvironmentHost:
             ItemError: NO_SUCH_INSTANCE or DIGEST_MISMATCH.
             Exception: whatever the environment raises.
         """
-        environment = self.spec.environment(plan.options.model)
+        make = self.spec.environment if self._isolator is None else self._isolator.make
+        environment = make(plan.options.model)
         try:
             return self._start(environment, plan, now)
         except BaseException:

@@ -1,6 +1,6 @@
 """Child processes that do not outlive their parent, whatever it dies of.
 
-The parent keeps one end of a pipe that is the child's stdin. Knows nothing of what the processes do.
+The parent keeps one end of a pipe. Knows nothing of what the processes do.
 """
 
 import ctypes
@@ -15,19 +15,24 @@ LAST_BREATH: Final = 1
 """Exit status of a process that ended because its parent had."""
 
 
-def die_with_parent(stdin: int) -> None:
-    """Ends this process when the parent is gone. Call it early, and after everything has been read from `stdin`.
+def die_with_parent(pipe: int) -> None:
+    """Ends this process when the parent, which holds the other end of `pipe`, is gone. Nobody else may read the pipe.
 
-    A thread waits for the end of the pipe. Where something keeps the interpreter's lock it cannot run, so on Linux the
-    kernel is asked for SIGKILL too, which comes when the parent's thread that started this process ends.
+    A thread waits for the end of the pipe. Where something keeps the interpreter's lock it cannot run, so the kernel is
+    asked too.
     """
-    threading.Thread(target=_wait_for_the_end, args=(stdin,), name="turngym-lifeline", daemon=True).start()
+    kill_with_parent()
+    threading.Thread(target=_wait_for_the_end, args=(pipe,), name="turngym-lifeline", daemon=True).start()
+
+
+def kill_with_parent() -> None:
+    """On Linux, has this process killed when the thread of the parent that started it ends; elsewhere, does nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _wait_for_the_end(stdin: int) -> None:
-    while os.read(stdin, 4096):
+def _wait_for_the_end(pipe: int) -> None:
+    while os.read(pipe, 4096):
         pass
     os._exit(LAST_BREATH)
 

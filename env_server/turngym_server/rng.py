@@ -66,6 +66,11 @@ class Rng:
         self._block = 0
         self._buffer: list[int] = []
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """(seed, stream), of which another Rng draws the same words from the first on."""
+        return self._seed, self._stream
+
     def _fill(self) -> list[int]:
         """Makes the next words, the first of them last."""
         self._buffer = _philox.words(self._seed, self._stream, self._block)

@@ -638,6 +638,11 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME), self._server)
         self.port = bind(self._server, self.config)
+        try:
+            await asyncio.gather(*(asyncio.to_thread(host.open) for host in self._environments))
+        except OSError:
+            await self._close_hosts()
+            raise
         if self.config.front_socket:
             self._server.add_generic_rpc_handlers((worker_handlers(self.service.metrics),))
             self._server.add_insecure_port(f"unix:{self.config.front_socket}")
@@ -673,10 +678,14 @@ class Server:
         if self.service.runtime.tasks:
             await asyncio.wait(set(self.service.runtime.tasks))
         self.service.runtime.close()
+        await self._close_hosts()
         if self._metrics is not None:
             await self._metrics.close()
         if self._tracing is not None:
             await self._tracing.close()
+
+    async def _close_hosts(self) -> None:
+        await asyncio.gather(*(asyncio.to_thread(host.close) for host in self._environments))
 
     async def __aenter__(self) -> Self:
         await self.start()

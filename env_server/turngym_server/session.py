@@ -280,8 +280,8 @@ class Session:
                 self.counts.turn_seconds.add(time.perf_counter() - began)
             self._count_turn(actions_before)
             return self._with_legal(self._result, self._legal)
-        except Overrun:
-            release = _keep
+        except Overrun as overrun:
+            release = _keep if overrun.goes_on else release
             return self._fail(self._past_deadline(f"step {self.step_index}", "in the environment"))
         except ENVIRONMENT_ERRORS as error:
             return self._fail(self._environment_failed(error))
@@ -485,8 +485,8 @@ class Session:
             return await self._runtime.threads(spec).run(prepare(), spec.step_deadline, late=release)
         except ItemError:
             raise
-        except Overrun:
-            release = _keep
+        except Overrun as overrun:
+            release = _keep if overrun.goes_on else release
             raise self._past_deadline(what, "in the environment") from None
         except ENVIRONMENT_ERRORS as error:
             log.exception(

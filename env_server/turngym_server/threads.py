@@ -14,7 +14,15 @@ T = TypeVar("T")
 
 
 class Overrun(Exception):
-    """Work was not done by its deadline. Not a TimeoutError, which the work itself may raise."""
+    """Work was not done by its deadline. Not a TimeoutError, which the work itself may raise.
+
+    Attributes:
+        goes_on: it is still under way in its thread. False: it was ended, and says so by raising this itself.
+    """
+
+    def __init__(self, message: str, *, goes_on: bool = True) -> None:
+        super().__init__(message)
+        self.goes_on = goes_on
 
 
 class _Done(Generic[T]):

@@ -22,7 +22,7 @@ def main() -> None:
     die_with_parent(sys.stdin.fileno())
     logs.configure(order.log_level, order.log_format, order.number)
     try:
-        specs = find_specs(order.environments)
+        specs = find_specs(order.environments, order.isolated)
         hosts = [EnvironmentHost(spec, order.options[spec.id]) for spec in specs]
         server = Server(hosts, order.config)
         asyncio.run(lifecycle.run(server, lambda: _say(stdout, _report(server))))

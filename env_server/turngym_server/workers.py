@@ -67,7 +67,7 @@ class Order:
 
     Attributes:
         number: of the worker, from 1; for logs.
-        environments: names, as `find_specs` takes them.
+        environments, isolated: as `find_specs` takes them.
         options: the operator's, by environment id.
         config: the whole server's in the front's hands; a worker gets its share.
         log_level: of `logging`. log_format: of its lines.
@@ -75,6 +75,7 @@ class Order:
 
     number: int = 0
     environments: Sequence[str]
+    isolated: Sequence[str]
     options: Mapping[str, Mapping[str, object]]
     config: ServerConfig
     log_level: str

@@ -44,6 +44,12 @@ def workers_client() -> Iterator[Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def isolated_client() -> Iterator[Client]:
+    with serve("3", "--isolate", "all") as client:
+        yield client
+
+
 def begin(client: Client, id: str) -> Episode:
     return client.reset(id, split=Split.ALL, level_seed=LEVEL_SEED, noise_seed=NOISE_SEED, want_legal_actions=True)
 
@@ -107,6 +113,13 @@ def test_in_each_of_several_workers(workers_client: Client, alone: dict[str, lis
     episodes = workers_client.reset_many([request] * 3, want_legal_actions=True)
     assert [[episode.state.digest, *play(episode)] for episode in episodes] == [alone[id]] * 3
     workers_client.close_many(episodes)
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_in_a_process_of_its_own(isolated_client: Client, alone: dict[str, list[bytes]], id: str) -> None:
+    episode = begin(isolated_client, id)
+    assert [episode.state.digest, *play(episode)] == alone[id]
+    episode.close()
 
 
 @pytest.mark.parametrize("id", IDS)
