@@ -1,6 +1,7 @@
 """Hostile requests and hostile actions against a real server process, each case known by its number.
 
 - `requests`: a valid request of some RPC, changed in its fields, its options' JSON and its bytes (`fuzz_requests.py`).
+- `front`: the same, through the front of two workers.
 - `actions`: a text (`fuzz_texts.py`) played as an action in two episodes of the same seeds, in every environment served
   and under several of its options.
 
@@ -9,7 +10,7 @@ reason, and none of INTERNAL, UNKNOWN or UNAVAILABLE; the reply is one, with an 
 play, never an error, and both episodes tell the same. And in the end: the server lives, plays the episodes of the
 beginning byte for byte, holds no session, has logged no error, and its memory has stopped growing.
 
-    python benchmarks/fuzz.py                         200,000 requests, 50,000 actions; writes fuzz.json and fuzz.txt
+    python benchmarks/fuzz.py                         220,000 requests, 50,000 actions; writes fuzz.json and fuzz.txt
     python benchmarks/fuzz.py requests --case 4711    one case alone, told in full
 
 Exit status 1 if a case fails. A case needs nothing from those before it: it starts the session that it is about.
@@ -96,10 +97,11 @@ class Tally:
 
 
 class Target:
-    """The server, met with raw bytes. `tells`: each case is printed."""
+    """The server, met with raw bytes. `rpcs`: those to call; `tells`: each case is printed."""
 
-    def __init__(self, channel: grpc.aio.Channel, tally: Tally, tells: bool) -> None:
+    def __init__(self, channel: grpc.aio.Channel, tally: Tally, rpcs: Sequence[str], tells: bool) -> None:
         self._channel = channel
+        self.rpcs = rpcs
         self.tells = tells
         self.tally = tally
 
@@ -218,7 +220,7 @@ async def close_all(target: Target, session_ids: Sequence[str]) -> None:
 
 async def send_one(target: Target, case: int, rng: Rng, started: pb.Started, served: Sequence[Served]) -> Sequence[str]:
     """Sends one mutated request; returns ids of sessions that it made."""
-    rpc = rng.choice(RPCS)
+    rpc = rng.choice(target.rpcs)
     data = draw_request(rng, rpc, started, served)
     if target.tells:
         print(f"{rpc} in {started.environment_id} {started.options_json}: {len(data)} bytes\n{data[:TOLD]!r}")
@@ -359,16 +361,32 @@ def check_play(
 # The server.
 
 Block = Callable[[Target, int, Sequence[int], Sequence[Served]], Awaitable[None]]
-KINDS: Final[Mapping[str, tuple[Block, int]]] = {"requests": (run_requests, 200_000), "actions": (run_actions, 50_000)}
-"""What runs a block of cases, and how many cases there are by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What runs a block of cases, how many cases there are by default, arguments of the server, and RPCs it has."""
+
+    run: Block
+    cases: int
+    server: tuple[str, ...] = ()
+    rpcs: Sequence[str] = RPCS
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "requests": Kind(run_requests, 200_000),
+    # A front has no StepStream: clients take it to the workers.
+    "front": Kind(run_requests, 20_000, ("--workers", "2"), [rpc for rpc in RPCS if rpc != STREAM]),
+    "actions": Kind(run_actions, 50_000),
+}
 
 
 @asynccontextmanager
-async def serving(folder: Path, lease_seconds: float) -> AsyncGenerator[tuple[Child, grpc.aio.Channel]]:
+async def serving(folder: Path, *arguments: str) -> AsyncGenerator[tuple[Child, grpc.aio.Channel]]:
     """Serves the whole registry."""
     with (folder / "server.log").open("wb") as log:
-        options = ("--env", "all", "--splits", "train,validation,all", "--lease-seconds", str(lease_seconds))
-        server = Child(["-m", "turngym_server.cli", *options, "--port", "0"], log, {})
+        options = ("--env", "all", "--splits", "train,validation,all", "--port", "0", *arguments)
+        server = Child(["-m", "turngym_server.cli", *options], log, {})
     try:
         sizes = [(f"grpc.max_{way}_message_length", 64 << 20) for way in ("send", "receive")]
         async with grpc.aio.insecure_channel(server.address(), options=sizes) as channel:
@@ -402,17 +420,17 @@ async def fuzz(
     Args:
         lease_seconds: the server's; in the end all sessions that a case left behind must be over within three of it.
     """
-    run, _ = KINDS[kind]
     tally = Tally()
     began = time.monotonic()
     memory: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
-        async with serving(Path(folder), lease_seconds) as (server, channel):
-            target = Target(channel, tally, tells=len(cases) == 1)
+        arguments = ("--lease-seconds", str(lease_seconds), *KINDS[kind].server)
+        async with serving(Path(folder), *arguments) as (server, channel):
+            target = Target(channel, tally, KINDS[kind].rpcs, tells=len(cases) == 1)
             served = await find_served(target)
             before = await play_canaries(target, served, Rng(seed, 0))
             for first in range(0, len(cases), BLOCK):
-                await run(target, seed, cases[first : first + BLOCK], served)
+                await KINDS[kind].run(target, seed, cases[first : first + BLOCK], served)
                 memory.append(server.status("VmRSS"))
                 if first // BLOCK % 100 == 99:
                     print(f"{first + BLOCK} {kind}, {memory[-1] >> 10} MiB", file=sys.stderr, flush=True)
@@ -471,14 +489,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", nargs="?", choices=KINDS, help="one kind only; nothing is written then")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cases", type=int, help="how many; default: 200,000 requests, 50,000 actions")
+    parser.add_argument("--cases", type=int, help="how many; default: see KINDS")
     parser.add_argument("--case", type=int, help="this one alone")
     arguments = parser.parse_args()
     results: dict[str, object] = {}
     failed = False
     texts: list[str] = []
     for kind in [arguments.kind] if arguments.kind else KINDS:
-        count = arguments.cases or KINDS[kind][1]
+        count = arguments.cases or KINDS[kind].cases
         cases = range(count) if arguments.case is None else range(arguments.case, arguments.case + 1)
         tally, result = asyncio.run(fuzz(kind, arguments.seed, cases))
         results[kind] = result
