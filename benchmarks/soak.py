@@ -43,10 +43,10 @@ SWEEP_SECONDS = 10.0
 MOST_GROWTH_OF_CYCLES = 0.05
 
 ENVIRONMENTS = ("sokoban", "frozen_lake")
-PLAYED = ("sokoban", "sokoban", "sokoban", "frozen_lake")
-"""Of four players: walks on ice are short, so that they reset often."""
+PLAYED = (*("sokoban",) * 7, "frozen_lake")
+"""Of eight players: walks on ice are short, so that they reset often."""
 WALK = ("Up", "Down", "Left", "Right")
-LIMITS = Limits(max_turns=100, max_actions=100, max_actions_per_turn=1)
+LIMITS = Limits(max_turns=200, max_actions=200, max_actions_per_turn=1)
 LOAD_LEASE = 20.0
 ABANDONED_ONE_IN = 10
 LOOKED_AT_ONE_IN = 20
