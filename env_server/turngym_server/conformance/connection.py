@@ -20,7 +20,7 @@ from turngym_server.conformance.raw import field, items_field
 SERVICE: Final = "turngym.v1.EnvironmentService"
 CALL_SECONDS: Final = 30.0
 PATIENCE_SECONDS: Final = 20.0
-"""How long a server that has no room may be asked again; one that then still has none is not waited for any more."""
+"""How long a call may be sent again where the server is too busy. What is in vain for so long is not tried again."""
 MAX_MESSAGE_BYTES: Final = 64 << 20
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -46,6 +46,12 @@ class CallFailed(Exception):
         super().__init__(f"{rpc} failed as a whole with {describe_status(status)}")
         self.status = status
 
+    @property
+    def reason(self) -> str:
+        """Of its ErrorInfo; "" where it carries none."""
+        info = error_info(self.status)
+        return info.reason if info else ""
+
 
 class Connection:
     """One server, called under one client's name.
@@ -65,7 +71,7 @@ class Connection:
         self.channel = channel
         self.dial = dial
         self.errors: list[tuple[str, status_pb2.Status]] = []
-        self._patience = PATIENCE_SECONDS
+        self._given_up: set[str] = set()
         self._given = tuple(metadata)
         self._metadata = (("turngym-client", secrets.token_hex(16)), *self._given)
         self._stub = pb_grpc.EnvironmentServiceStub(channel)
@@ -150,16 +156,16 @@ class Connection:
         *,
         patient: bool = True,
     ) -> ReplyT:
-        give_up = time.monotonic() + self._patience
+        give_up = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
                 return self._answer(rpc, lambda: method(request, timeout=CALL_SECONDS, metadata=self._metadata))
             except CallFailed as failure:
                 delay = retry_seconds(failure.status)
-                if delay is None or not patient:
+                if delay is None or not patient or failure.reason in self._given_up:
                     raise
                 if time.monotonic() + delay > give_up:
-                    self._patience = 0.0
+                    self._given_up.add(failure.reason)
                     raise
                 time.sleep(delay)
 
@@ -202,13 +208,19 @@ class Stream:
         self._requests.put(head + field(pb.StepStreamRequest.STEP_FIELD_NUMBER, items_field(*items)))
 
     def receive(self) -> pb.StepStreamResponse:
-        """The next answer. Raises CallFailed where the call is over, also without an error."""
+        """The next answer.
+
+        Raises:
+            CallFailed: the call is over, also without an error; or the server was too busy for the request.
+        """
         answer = self._next()
         if answer is None:
             raise CallFailed("StepStream", status_pb2.Status(message="the stream ended before all was answered"))
         self._errors += [("StepStream", error) for error in _errors_of_items(answer.step)]
         if answer.HasField("error"):
             self._errors.append(("StepStream", answer.error))
+            if retry_seconds(answer.error) is not None:
+                raise CallFailed("StepStream", answer.error)
         return answer
 
     def half_close(self) -> None:

@@ -16,7 +16,7 @@ from turngym_server.conformance import (  # Importing a module adds its rules; e
     transitions,
     turns,
 )
-from turngym_server.conformance.connection import CallFailed, Connection
+from turngym_server.conformance.connection import CallFailed, Connection, retry_seconds
 from turngym_server.conformance.probe import Probe
 from turngym_server.conformance.rule import RULES, Finding, NotApplicable, Rule, Verdict, Violation
 
@@ -50,7 +50,11 @@ def _checked(rule: Rule, probe: Probe) -> Finding:
             probe.close_sessions()
     except NotApplicable as reason:
         verdict, detail = Verdict.SKIPPED, str(reason)
-    except (Violation, CallFailed) as violation:
+    except CallFailed as failure:
+        # A quota is the operator's affair; the rules about errors look at how it was refused.
+        verdict = Verdict.SKIPPED if retry_seconds(failure.status) is not None else Verdict.FAILS
+        detail = str(failure)
+    except Violation as violation:
         verdict, detail = Verdict.FAILS, str(violation)
     except (IndexError, KeyError, ValueError) as error:
         # The rules read replies by the contract; one that cannot be read that way breaks it.
