@@ -1,4 +1,4 @@
-"""A server that does nothing: every step is answered with one and the same transition.
+"""A server that does nothing: every step is answered with one and the same transition, over streams too.
 
 What is left of a request's cost then is gRPC, protobuf and the client, which the real server is compared with.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -28,7 +29,7 @@ class Echo(pb_grpc.EnvironmentServiceServicer):
         response = pb.ResetResponse()
         for item in request.items:
             outcome = response.outcomes.add(request_id=item.request_id, started=self._started)
-            outcome.started.session_id = f"0.{secrets.token_hex(16)}"
+            outcome.started.session_id = f"{secrets.token_hex(4)}.{secrets.token_urlsafe(16)}"
         return response
 
     async def Step(self, request: pb.StepRequest, context: object) -> pb.StepResponse:
@@ -38,6 +39,17 @@ class Echo(pb_grpc.EnvironmentServiceServicer):
                 pb.StepOutcome(session_id=item.session_id, step_index=item.step_index, transition=state)
                 for item in request.items
             ]
+        )
+
+    async def StepStream(
+        self, requests: AsyncIterator[pb.StepStreamRequest], context: object
+    ) -> AsyncIterator[pb.StepStreamResponse]:
+        async for request in requests:
+            yield pb.StepStreamResponse(id=request.id, step=await self.Step(request.step, context))
+
+    async def Close(self, request: pb.CloseRequest, context: object) -> pb.CloseResponse:
+        return pb.CloseResponse(
+            outcomes=[pb.CloseOutcome(session_id=session_id, closed=True) for session_id in request.session_ids]
         )
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,23 +22,40 @@ from turngym_client import AsyncEpisode
 HERE = Path(__file__).parent
 
 
+@dataclass(frozen=True)
+class Running:
+    """A server process, and where it listens."""
+
+    address: str
+    pid: int
+
+    def cpu_seconds(self) -> float | None:
+        """CPU time of all its threads so far; None where there is no /proc to read it from."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def environment(python: str) -> dict[str, str]:
+    """Environment variables under which a Python finds these files; another than ours finds nothing else of ours."""
+    ours = os.environ.get("PYTHONPATH", "") if python == sys.executable else ""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), ours]))}
+
+
 @contextlib.contextmanager
-def process(*command: str) -> Iterator[str]:
-    """Runs a Python command that says where it listens in its first line; gives that address, and ends it."""
-    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
+def process(*command: str, python: str = sys.executable) -> Iterator[Running]:
+    """Runs a Python command that says where it listens in its first line, and ends it."""
     with subprocess.Popen(
-        [sys.executable, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path},
+        [python, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment(python)
     ) as running:
         try:
             assert running.stdout is not None
             line = running.stdout.readline()
             if (found := re.search(r"listening on (\S+:\d+)", line)) is None:
                 raise RuntimeError(f"{' '.join(command)} did not start; its first line was {line!r}")
-            yield found[1]
+            yield Running(found[1], running.pid)
         finally:
             running.kill()
 
@@ -62,11 +80,11 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "least": min(values), "most": max(values)}
 
 
-def write(name: str, results: dict[str, object]) -> None:
-    """Writes `results` with what made them beside this file."""
+def write(name: str, results: dict[str, object], text: str = "", *, command: str = "") -> None:
+    """Writes `results` with what made them beside this file, as JSON, and `text` as it is."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=HERE)
     made = {
-        "command": f"python benchmarks/{name}.py",
+        "command": command or f"python benchmarks/{name}.py",
         "commit": commit.stdout.strip(),
         "python": platform.python_version(),
         "versions": {package: version(package) for package in ("grpcio", "protobuf", "turngym")},
@@ -75,4 +93,6 @@ def write(name: str, results: dict[str, object]) -> None:
     }
     path = HERE / f"{name}.json"
     path.write_text(json.dumps({"made_by": made, **results}, indent=2) + "\n")
+    if text:
+        path.with_suffix(".txt").write_text(text + "\n")
     print(f"written to {path}")

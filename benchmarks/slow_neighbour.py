@@ -45,8 +45,8 @@ async def run(address: str) -> dict[str, object]:
 
 
 def main() -> None:
-    with measure.process("-m", "turngym_server.cli", "--env", "sleeper:Sleeper", "--port", "0") as address:
-        results = asyncio.run(run(address))
+    with measure.process("-m", "turngym_server.cli", "--env", "sleeper:Sleeper", "--port", "0") as server:
+        results = asyncio.run(run(server.address))
     print(f"ratio {results['ratio']} (goal: at least 0.8)")
     measure.write("slow_neighbour", results)
 

@@ -1,80 +1,256 @@
-"""Steps a second of Sokoban at 1, 16 and 64 concurrent episodes, beside a bare echo of the same messages.
+"""Steps a second through turngym, beside OpenEnv, a bare gRPC echo, and no service at all.
 
-Both servers are processes of their own, met through the same coalescing client. Measured in turns, real, echo, and
-again; the ratio is taken within each turn. Episodes walk about and are reset outside the measured time.
-Goal at 64: at least 0.5 of the echo.
+The same Sokoban in plain Python (`board.py`: 200-byte observations) is served by each, at 64, 16 and 1 concurrent
+episodes, each of which steps as fast as its own steps come back; first steps alone, then whole episodes of ten steps
+with what it takes to begin the next. Server and load are processes of their own, of each stack by its own client:
+
+    turngym   the server with leases, digests and exactly-once steps; the client that gathers what is pending
+    echo      turngym's client and messages, answered by a server that does nothing
+    openenv   OpenEnv's release from PyPI, in a virtual environment of its own, over WebSockets; a plain environment
+    openenv_async   the same with `step_async`, which spares it a thread for each step
+    in_process   no service: a loop over the boards
+
+All are measured in turns, A B C A B C, and ratios are taken within a turn.
+
+    python benchmarks/throughput.py
+
+Goals, steps alone: 8 times OpenEnv at 64 episodes, 5 times at 16, not slower at 1; half of the echo. Prints the
+results; writes them beside this file as .txt, and as .json with what made them. Exit status 1 if a goal is missed.
+The first run installs OpenEnv, which takes minutes.
 """
 
 from __future__ import annotations
 
-import asyncio
+import argparse
+import contextlib
+import json
+import os
 import secrets
+import subprocess
+import sys
 import tempfile
+import time
+import venv
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 import grpc
 import measure
+from board import Board
+from load import Measured, Order, action
 
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc as pb_grpc
-from turngym_client import AsyncClient, EpisodeRequest, Limits, aconnect
 
-CONCURRENT = (1, 16, 64)
-SECONDS = 1.0
-REPEATS = 7
-# The caps of the environment bound an episode to 1,000 turns: at these sizes more than `SECONDS` can play.
-WALK = ("Up", "Down", "Left", "Right")
-LIMITS = Limits(max_turns=1_000, max_actions=1_000, max_actions_per_turn=1)
+PEER: Final = "openenv==0.10.0"
+"""PyPI's current release when this was last run."""
+CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turngym"
+CONCURRENT: Final = (64, 16, 1)
+WARM_UP: Final = 0.5
+"""Seconds of each stack before anything counts."""
 
 
-def real_messages(address: str) -> bytes:
-    """The bytes of a started Sokoban episode, for the echo to repeat."""
+@dataclass(frozen=True)
+class Goal:
+    """The least that turngym's steps a second, divided by another stack's, shall be at so many episodes."""
+
+    episodes: int
+    stack: str
+    ratio: float
+
+
+GOALS: Final = (
+    Goal(64, "openenv", 8.0),
+    Goal(16, "openenv", 5.0),
+    Goal(1, "openenv", 1.0),
+    *(Goal(episodes, "echo", 0.5) for episodes in CONCURRENT),
+)
+
+
+class Load:
+    """A process that puts one stack's server under load when told to."""
+
+    def __init__(self, command: Sequence[str], server: measure.Running) -> None:
+        self._server = server
+        self._process = subprocess.Popen(
+            [*command, server.address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=measure.environment(command[0]),
+        )
+
+    def measure(self, order: Order) -> tuple[Measured, float | None]:
+        """What the load measured, and the server's CPU time for each step in µs, where the machine tells it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        before = self._server.cpu_seconds()
+        self._process.stdin.write(json.dumps(asdict(order)) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        after = self._server.cpu_seconds()
+        if not line:
+            raise RuntimeError(f"{self._process.args} ended with status {self._process.wait()}")
+        measured = Measured(**json.loads(line))
+        if before is None or after is None:
+            return measured, None
+        return measured, (after - before) / measured.steps * 1e6
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=7, help="turns at each number of episodes")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each stack in each turn")
+    parser.add_argument("--name", default="throughput", help="of the files that are written")
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    with stacks() as (loads, peer_versions):
+        for load in loads.values():
+            load.measure(Order(CONCURRENT[0], WARM_UP, whole=True))
+        results = {
+            f"{'episodes' if whole else 'steps'}_at_{count}": compare(
+                loads, Order(count, arguments.seconds, whole), arguments.repeats
+            )
+            for whole in (False, True)
+            for count in CONCURRENT
+        }
+    in_process = measure.summary([board_steps_per_second(arguments.seconds) for _ in range(arguments.repeats)])
+    missed = [goal for goal in GOALS if ratio_to(results, goal) < goal.ratio]
+    text = table(results, in_process, missed)
+    print(text)
+    measure.write(
+        arguments.name,
+        {
+            "openenv": peer_versions,
+            "repeats": arguments.repeats,
+            "seconds": arguments.seconds,
+            "minutes": round((time.monotonic() - began) / 60, 1),
+            "in_process_steps_per_second": in_process,
+            **results,
+            "goals": [{**asdict(goal), "reached": ratio_to(results, goal)} for goal in GOALS],
+        },
+        text,
+        command=f"python benchmarks/{' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}",
+    )
+    if missed:
+        raise SystemExit(1)
+
+
+@contextlib.contextmanager
+def stacks() -> Generator[tuple[Mapping[str, Load], Mapping[str, str]]]:
+    """Every stack's server and load, running, and the versions of what OpenEnv brings."""
+    peer = peer_python()
+    listing = subprocess.run([peer, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True)
+    versions = {each["name"]: each["version"] for each in json.loads(listing.stdout)}
+    with contextlib.ExitStack() as stack:
+        loads: dict[str, Load] = {}
+
+        def add(name: str, python: str, server: Sequence[str], load: str) -> measure.Running:
+            running = stack.enter_context(measure.process(*server, python=python))
+            loads[name] = Load([python, str(measure.HERE / load)], running)
+            stack.callback(loads[name].end)
+            return running
+
+        command = ("-m", "turngym_server.cli", "--env", "board_environment:BoardEnvironment", "--port", "0")
+        real = add("turngym", sys.executable, command, "turngym_load.py")
+        messages = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "started.bin"
+        messages.write_bytes(started(real.address))
+        add("echo", sys.executable, (str(measure.HERE / "echo_server.py"), str(messages)), "turngym_load.py")
+        for name, kind in (("openenv", "sync"), ("openenv_async", "async")):
+            add(name, peer, (str(measure.HERE / "openenv_server.py"), kind), "openenv_client.py")
+        yield loads, {name: versions[name] for name in ("openenv", "fastapi", "uvicorn", "websockets", "pydantic")}
+
+
+def peer_python() -> str:
+    """The Python of OpenEnv's virtual environment, which is made where there is none."""
+    folder = CACHE / PEER.replace("==", "-")
+    python = folder / "bin" / "python"
+    done = folder / "installed"
+    if not done.exists():
+        print(f"installing {PEER} into {folder}", flush=True)
+        venv.create(folder, with_pip=True, clear=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", PEER], check=True)
+        done.touch()
+    return str(python)
+
+
+def started(address: str) -> bytes:
+    """The bytes of a started episode, for the echo to repeat."""
     with grpc.insecure_channel(address) as channel:
-        item = pb.ResetItem(request_id=secrets.token_bytes(16), environment_id="sokoban", level_seed=1)
+        item = pb.ResetItem(request_id=secrets.token_bytes(16), environment_id="board", level_seed=1)
         response = pb_grpc.EnvironmentServiceStub(channel).Reset(pb.ResetRequest(items=[item]), timeout=30)
         return response.outcomes[0].started.SerializeToString()
 
 
-async def speed(client: AsyncClient, count: int) -> float:
-    episodes = await client.reset_many(
-        [EpisodeRequest(environment_id="sokoban", level_seed=seed, limits=LIMITS) for seed in range(count)]
-    )
-    try:
-        return await measure.steps_per_second(episodes, WALK, SECONDS)
-    finally:
-        await client.close_many(episodes)
+def compare(loads: Mapping[str, Load], order: Order, repeats: int) -> dict[str, object]:
+    """Each stack's figures over all turns, and turngym's speed divided by each other's."""
+    figures: dict[str, dict[str, list[float]]] = {
+        name: {"steps_per_second": [], "median_ms": [], "client_cpu_us": [], "server_cpu_us": []} for name in loads
+    }
+    for _ in range(repeats):
+        for name, load in loads.items():
+            measured, server_cpu = load.measure(order)
+            figures[name]["steps_per_second"].append(measured.steps_per_second)
+            figures[name]["median_ms"].append(measured.median_ms)
+            figures[name]["client_cpu_us"].append(measured.cpu_us)
+            if server_cpu is not None:
+                figures[name]["server_cpu_us"].append(server_cpu)
+    ours = figures["turngym"]["steps_per_second"]
+    return {
+        name: {
+            **{figure: measure.summary(values) for figure, values in stack.items() if values},
+            "ratio": measure.summary([mine / its for mine, its in zip(ours, stack["steps_per_second"], strict=True)]),
+        }
+        for name, stack in figures.items()
+    }
 
 
-async def run(real_address: str, echo_address: str) -> dict[str, object]:
-    results: dict[str, object] = {"repeats": REPEATS}
-    async with aconnect(real_address) as real, aconnect(echo_address) as echo:
-        for count in CONCURRENT:
-            await speed(real, count)
-            await speed(echo, count)
-            served, echoed = [], []
-            for _ in range(REPEATS):
-                served.append(await speed(real, count))
-                echoed.append(await speed(echo, count))
-            ratio = measure.summary([one / other for one, other in zip(served, echoed, strict=True)])
-            results[f"at_{count}"] = {
-                "real_steps_per_second": measure.summary(served),
-                "echo_steps_per_second": measure.summary(echoed),
-                "ratio": ratio,
-            }
-            print(f"{count:3} episodes: {measure.summary(served)['median']:8.0f} steps/s, of the echo {ratio}")
-    return results
+def board_steps_per_second(seconds: float) -> float:
+    """Steps a second of the board itself."""
+    board = Board()
+    steps = 0
+    began = time.perf_counter()
+    while (taken := time.perf_counter() - began) < seconds:
+        for _ in range(1_000):
+            board.step(action(steps))
+            steps += 1
+    return steps / taken
 
 
-def main() -> None:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        measure.process("-m", "turngym_server.cli", "--env", "sokoban", "--port", "0") as real,
-    ):
-        messages = Path(folder) / "started.bin"
-        messages.write_bytes(real_messages(real))
-        with measure.process(str(measure.HERE / "echo_server.py"), str(messages)) as echo:
-            results = asyncio.run(run(real, echo))
-    measure.write("throughput", results)
+def ratio_to(results: Mapping[str, Mapping[str, object]], goal: Goal) -> float:
+    """What was reached of a goal: the median ratio."""
+    stack = results[f"steps_at_{goal.episodes}"][goal.stack]
+    assert isinstance(stack, dict)
+    return stack["ratio"]["median"]
+
+
+def table(results: Mapping[str, Mapping[str, object]], in_process: Mapping[str, float], missed: Sequence[Goal]) -> str:
+    """The results in words."""
+    lines = [f"the board itself, no service: {in_process['median']:,.0f} steps/s", ""]
+    for title, stacks in results.items():
+        lines.append(f"{title.replace('_', ' ')}  (medians; ratio: turngym's steps/s by this stack's, least and most)")
+        lines.append(f"  {'':14}{'steps/s':>9}{'step ms':>9}{'CPU µs/step: client':>22}{'server':>8}   ratio")
+        for name, stack in stacks.items():
+            assert isinstance(stack, dict)
+            ratio, server = stack["ratio"], stack.get("server_cpu_us", {"median": float("nan")})
+            lines.append(
+                f"  {name:14}{stack['steps_per_second']['median']:9,.0f}{stack['median_ms']['median']:9.2f}"
+                f"{stack['client_cpu_us']['median']:22.1f}{server['median']:8.1f}"
+                f"   {ratio['median']:.2f} ({ratio['least']:.2f} to {ratio['most']:.2f})"
+            )
+        lines.append("")
+    for goal in GOALS:
+        said = "missed" if goal in missed else "reached"
+        lines.append(
+            f"{said}: {goal.ratio:g} times {goal.stack} at {goal.episodes} episodes: {ratio_to(results, goal):.2f}"
+        )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
