@@ -1,4 +1,4 @@
-"""`board` served by OpenEnv, whose virtual environment runs this. The argument, `sync` or `async`, is the step it has."""
+"""`board` served by OpenEnv, whose virtual environment runs this. Its argument is the kind of step: sync or async."""
 
 from __future__ import annotations
 
