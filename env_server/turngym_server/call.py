@@ -1,28 +1,34 @@
 """One call of an RPC: who makes it, what it holds, and what of it fails; logs and metrics are written from it."""
 
 from collections import Counter
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
+import grpc
 import grpc.aio
 from google.rpc import status_pb2
 
+from turngym_server.caller import Metadata, stranger
 from turngym_server.errors import ItemError, Reason
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-CALLER_KEY: Final = "turngym-client"
-"""Metadata key by which a client names itself."""
+_STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 MAX_SESSION_CHARACTERS: Final = 100
 """What is kept of a session id that a caller names; real ones are shorter."""
 
 
-def caller_of(context: Context) -> str:
-    """Who calls: the id that the client chose for itself, or "" for all who chose none."""
-    for key, value in context.invocation_metadata() or ():
-        if key == CALLER_KEY:
-            return value if isinstance(value, str) else value.hex()
-    return ""
+def metadata_of(context: Context) -> Metadata:
+    """What a caller sent along with a call."""
+    return tuple(context.invocation_metadata() or ())
+
+
+async def abort(context: Context, refusal: ItemError) -> NoReturn:
+    """Ends a call."""
+    status = refusal.status()
+    await context.abort(
+        _STATUS_CODES[status.code], status.message, (("grpc-status-details-bin", status.SerializeToString()),)
+    )
 
 
 class Call:
@@ -30,30 +36,25 @@ class Call:
 
     Attributes:
         rpc: its name.
+        metadata: what its caller sent along.
+        caller: a stranger until it has been let in.
         items: how many it holds; 0 where it is no batch, or could not be read.
         failures: how many of its items failed, by reason. first: what the first of them was told.
         first_session: the session that it named, which need not exist.
         environments: how many of its items are about each environment; None: nobody wants to know.
     """
 
-    __slots__ = ("_caller", "context", "environments", "failures", "first", "first_session", "items", "rpc")
+    __slots__ = ("caller", "environments", "failures", "first", "first_session", "items", "metadata", "rpc")
 
-    def __init__(self, rpc: str, context: Context) -> None:
+    def __init__(self, rpc: str, metadata: Metadata) -> None:
         self.rpc = rpc
-        self.context = context
+        self.metadata = metadata
+        self.caller = stranger(metadata)
         self.items = 0
         self.first: ItemError | None = None
         self.first_session = ""
         self.failures: Counter[Reason] = Counter()
         self.environments: Counter[str] | None = None
-        self._caller: str | None = None
-
-    @property
-    def caller(self) -> str:
-        """Who makes it. Read when first asked for: a step has no need of it."""
-        if self._caller is None:
-            self._caller = caller_of(self.context)
-        return self._caller
 
     def about(self, environment_id: str) -> None:
         """Notes which environment an item is about."""

@@ -105,6 +105,13 @@ def serve(
             "[default: no sealed seed is opened]"
         ),
     ] = None,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of the tokens that callers need, each with role and quotas; env_server_token adds one. "
+            "Read again when it changes.  [default: no token is needed]"
+        ),
+    ] = None,
     log_level: Annotated[
         LogLevel, typer.Option(help="What goes to stderr; info adds what was refused, debug sessions.")
     ] = LogLevel.WARNING,
@@ -140,6 +147,7 @@ def serve(
         worker_port=worker_port,
         otlp_endpoint=otlp_endpoint,
         seal_key=read_seal_key(seal_key) if seal_key else None,
+        tokens=tokens,
     )
     logs.configure(log_level.value.upper(), log_format)
     ids = ", ".join(sorted(spec.id for spec in specs))

@@ -23,7 +23,6 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
-from grpc_reflection.v1alpha import reflection
 from prometheus_client.core import Metric
 
 from turngym.v1 import environment_pb2 as pb
@@ -41,8 +40,9 @@ from turngym_server.batches import (
 from turngym_server.call import Context
 from turngym_server.errors import ItemError, Reason
 from turngym_server.metrics import MetricsEndpoint, exposition, process_families, union
+from turngym_server.reflection import serve_reflection
 from turngym_server.requests import MAX_WAIT_SECONDS, REQUEST_ID_BYTES, wait_seconds
-from turngym_server.service import SERVER_OPTIONS, SERVICE, bind, host_and_port
+from turngym_server.service import REFLECTED, SERVER_OPTIONS, SERVICE, access_of, bind, host_and_port
 from turngym_server.wire import Undecodable
 from turngym_server.workers import Metadata, Order, Worker, WorkerLost, Workers
 
@@ -210,7 +210,7 @@ class Front:
         self._server.add_generic_rpc_handlers((self._handlers(),))
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME), self._server)
+        serve_reflection(self._server, REFLECTED, access_of(self.config))
         self.port = bind(self._server, self.config)
         self.workers = Workers(self._order, self._set_health)
         if self.config.metrics_port is not None:

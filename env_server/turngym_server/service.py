@@ -10,19 +10,20 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
-from grpc_reflection.v1alpha import reflection
 from prometheus_client.core import Metric
 
 import turngym
 from turngym.v1 import environment_pb2 as pb
 from turngym_server import messages, wire
+from turngym_server.access import Access
 from turngym_server.address import check_free
 from turngym_server.batches import (
     MAX_BATCH_ITEMS,
@@ -41,7 +42,8 @@ from turngym_server.batches import (
     step_pending,
     unframe,
 )
-from turngym_server.call import Call, Context
+from turngym_server.call import Call, Context, abort, metadata_of
+from turngym_server.caller import Caller
 from turngym_server.counts import Departure, Origin, RpcCounts
 from turngym_server.digest import canonical_json, encode_actions
 from turngym_server.environment import EnvironmentSpec, Limits
@@ -50,6 +52,7 @@ from turngym_server.errors import ItemError, Reason, exception_text
 from turngym_server.host import EnvironmentHost, Plan
 from turngym_server.logs import Event
 from turngym_server.metrics import MetricsEndpoint, families, worker_handlers
+from turngym_server.reflection import serve_reflection
 from turngym_server.requests import (
     check_request_id,
     find_host,
@@ -72,6 +75,7 @@ from turngym_server.splits import Split
 from turngym_server.stream import RequestStream
 from turngym_server.table import Creation, SessionTable
 from turngym_server.threads import Overrun
+from turngym_server.tokens import TokenFile
 from turngym_server.wire import Undecodable
 
 if TYPE_CHECKING:
@@ -87,6 +91,8 @@ DEFAULT_SPLITS: Final = frozenset({Split.TRAIN, Split.VALIDATION})
 MAX_PAGE: Final = 1_000
 DEFAULT_PAGE: Final = 100
 
+REFLECTED: Final = (SERVICE, "grpc.health.v1.Health")
+
 SERVER_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -95,7 +101,6 @@ SERVER_OPTIONS: Final = (
 
 ItemT = TypeVar("ItemT", bound=Message)
 
-_STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 _DEPARTURES: Final = {
     pb.CLOSE_REASON_FINISHED: Departure.FINISHED,
     pb.CLOSE_REASON_ABANDONED: Departure.ABANDONED,
@@ -121,6 +126,8 @@ class ServerConfig:
         worker_port: of the first worker, the others follow; None: those after `port`, or free ones where that is 0.
         tag: begins every session id; "": one is drawn.
         front_socket: path of a unix socket that is answered too; "": none.
+        tokens: file of the tokens that callers need; see `turngym_server.tokens`. None: whoever reaches the port may
+            do everything.
         otlp_endpoint: URL of an OpenTelemetry collector that gets a span for every call; None: no traces are made.
     """
 
@@ -138,6 +145,7 @@ class ServerConfig:
     worker_port: int | None = None
     tag: str = ""
     front_socket: str = ""
+    tokens: Path | None = None
     otlp_endpoint: str | None = None
     seal_key: SealKey | None = None
 
@@ -151,11 +159,13 @@ class EnvironmentService:
         config: ServerConfig,
         clock: Callable[[], float] = time.monotonic,
         *,
+        now: Callable[[], float] = time.time,
         tracing: "Tracing | None" = None,
     ) -> None:
         self.hosts: Mapping[str, EnvironmentHost] = {
             host.spec.id: host for host in sorted(hosts, key=lambda host: host.spec.id)
         }
+        self.access = access_of(config, clock, now)
         self.draining = False
         self.runtime = Runtime(clock, config.threads)
         for environment_id in self.hosts:
@@ -192,20 +202,76 @@ class EnvironmentService:
             "Close": self.close,
         }
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            name: grpc.unary_unary_rpc_method_handler(
-                _guarded(name, method, self.runtime.counts.rpc(name), self._tracing)
-            )
+            name: grpc.unary_unary_rpc_method_handler(self._guarded(name, method, self.runtime.counts.rpc(name)))
             for name, method in methods.items()
         }
         handlers["StepStream"] = grpc.stream_stream_rpc_method_handler(self.step_stream)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
+    # Every call
+
+    def _guarded(
+        self, rpc: str, method: Callable[[bytes, Call], Awaitable[bytes]], counts: RpcCounts
+    ) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        """The method, for those who may call it; what refuses a whole call is its status."""
+
+        async def answer(data: bytes, context: Context) -> bytes:
+            call = Call(rpc, metadata_of(context))
+            reply = await self._answer(call, len(data), lambda call: method(data, call), counts)
+            return reply if isinstance(reply, bytes) else await abort(context, reply)
+
+        return answer
+
+    async def _answer(
+        self, call: Call, size: int, work: Callable[[Call], Awaitable[bytes]], counts: RpcCounts
+    ) -> bytes | ItemError:
+        """The reply to a request, or why it is refused as a whole; counted, and traced where that is asked for.
+
+        Args:
+            size: of the request, in bytes.
+        """
+        began = time.perf_counter()
+        try:
+            if self._tracing is None:
+                return await self._admitted(call, size, work)
+            with self._tracing.span(call):
+                return await self._admitted(call, size, work)
+        except ItemError as error:
+            refusal = error
+        except DecodeError as error:
+            refusal = ItemError(Reason.INVALID_ITEM, f"the request is no valid message: {error}")
+        finally:
+            counts.seconds.add(time.perf_counter() - began)
+            if call.items:
+                counts.items.add(call.items)
+            if call.failures:
+                counts.item_errors.update(call.failures)
+                _log_failures(call)
+        counts.refusals[refusal.reason] += 1
+        log.info(
+            "%s by %r refused: %s: %s",
+            call.rpc,
+            str(call.caller),
+            refusal.reason.value,
+            refusal.message,
+            extra=Event(rpc=call.rpc, caller=str(call.caller), reason=refusal.reason.value),
+        )
+        return refusal
+
+    async def _admitted(self, call: Call, size: int, work: Callable[[Call], Awaitable[bytes]]) -> bytes:
+        """The reply, if the caller may have one."""
+        call.caller = self.access.admit(call.rpc, call.caller, call.metadata, size)
+        reply = await work(call)
+        self.access.charge(call.caller, len(reply))
+        return reply
+
     # What is served
 
     async def get_server(self, data: bytes, call: Call) -> bytes:
         pb.GetServerRequest.FromString(data)
+        may_meet = call.caller.may_meet(self._splits)
         offered = {
-            split for host in self.hosts.values() for split in host.splits(host.resolve_options("").json, self._splits)
+            split for host in self.hosts.values() for split in host.splits(host.resolve_options("").json, may_meet)
         }
         return pb.GetServerResponse(
             version=turngym.__version__,
@@ -240,7 +306,7 @@ class EnvironmentService:
         spec = host.spec
         options_json = host.resolve_options(request.options_json).json
         limits = host.resolve_limits(requested_limits(request.limits))
-        served = host.splits(options_json, self._splits)
+        served = host.splits(options_json, call.caller.may_meet(self._splits))
         return pb.GetEnvironmentResponse(
             environment=pb.EnvironmentSpec(
                 id=spec.id,
@@ -267,24 +333,25 @@ class EnvironmentService:
     async def reset(self, data: bytes, call: Call) -> bytes:
         request, items = decode(pb.ResetRequest, pb.ResetItem, data)
         waiting = wait_seconds(request.max_wait_seconds)
+        may_meet = call.caller.may_meet(self._splits)
 
-        def prepare(item: pb.ResetItem) -> Callable[[str], Awaitable[Session]]:
-            host, plan = read_reset(item, self.hosts, self._splits, self._seal_key)
+        def prepare(item: pb.ResetItem) -> Callable[[], Awaitable[Session]]:
+            host, plan = read_reset(item, self.hosts, may_meet, self._seal_key)
             call.about(host.spec.id)
-            return lambda caller: self._start(caller, host, plan, request.want_legal_actions)
+            return lambda: self._start(call.caller, host, plan, request.want_legal_actions)
 
         return await self._begin(items, call, prepare, waiting, request.want_legal_actions)
 
     async def fork(self, data: bytes, call: Call) -> bytes:
         request, items = decode(pb.ForkRequest, pb.ForkItem, data)
 
-        def prepare(item: pb.ForkItem) -> Callable[[str], Awaitable[Session]]:
-            session = self.table.find(item.session_id)
+        def prepare(item: pb.ForkItem) -> Callable[[], Awaitable[Session]]:
+            session = self.table.find(item.session_id, call.caller.owner)
             call.about(session.identity.host.spec.id)
             noise_seed = _fork_noise(item)
 
-            def copy(caller: str) -> Awaitable[Session]:
-                identity = replace(session.identity, session_id=self.table.new_id(), caller=caller)
+            def copy() -> Awaitable[Session]:
+                identity = replace(session.identity, session_id=self.table.new_id(), caller=call.caller)
                 return session.fork(identity, item.step_index, noise_seed)
 
             return copy
@@ -295,20 +362,20 @@ class EnvironmentService:
         self,
         items: Sequence[ItemT | Undecodable],
         call: Call,
-        prepare: Callable[[Any], Callable[[str], Awaitable[Session]]],
+        prepare: Callable[[Any], Callable[[], Awaitable[Session]]],
         waiting: float,
         want_legal: bool,
     ) -> bytes:
         """Makes sessions, all of a call or none, each of them once however often it is asked for.
 
         Args:
-            prepare: checks an item and returns what makes its session for a caller.
+            prepare: checks an item and returns what makes its session.
         """
         caller = call.caller
         call.items = len(items)
         outcomes: list[bytes | None] = [None] * len(items)
         known: dict[int, Creation] = {}
-        new: dict[int, tuple[Any, Callable[[str], Awaitable[Session]]]] = {}
+        new: dict[int, tuple[Any, Callable[[], Awaitable[Session]]]] = {}
         seen: set[str] = set()
         for position, item in enumerate(items):
             request_id = request_id_of(item)
@@ -341,15 +408,15 @@ class EnvironmentService:
             outcomes, lambda position: pb.ResetOutcome(request_id=request_id_of(items[position]), pending=pb.Pending())
         )
 
-    def _admit(self, caller: str, count: int) -> None:
+    def _admit(self, caller: Caller, count: int) -> None:
         if self.draining:
             raise ItemError(Reason.DRAINING, "the server is shutting down; start or resume episodes on another")
         self.table.admit(caller, count)
 
-    async def _make(self, creation: Creation, make: Callable[[str], Awaitable[Session]]) -> Session | ItemError:
+    async def _make(self, creation: Creation, make: Callable[[], Awaitable[Session]]) -> Session | ItemError:
         """Makes the session, and says so in the table."""
         try:
-            session = await make(creation.caller)
+            session = await make()
         except ItemError as error:
             self.table.not_made(creation)
             return error
@@ -359,7 +426,7 @@ class EnvironmentService:
         self.table.made(creation, session)
         return session
 
-    async def _start(self, caller: str, host: EnvironmentHost, plan: Plan, want_legal: bool) -> Session:
+    async def _start(self, caller: Caller, host: EnvironmentHost, plan: Plan, want_legal: bool) -> Session:
         """Starts or resumes an episode in a thread.
 
         Raises:
@@ -457,6 +524,7 @@ class EnvironmentService:
 
     async def step_stream(self, _requests: object, context: Context) -> None:
         counts = self.runtime.counts.rpc("StepStream")
+        metadata = metadata_of(context)
 
         async def answer(data: bytes) -> bytes:
             request_id, request = unframe(data)
@@ -464,7 +532,7 @@ class EnvironmentService:
             async def step(call: Call) -> bytes:
                 return await self._step(*decode_streamed(request), call)
 
-            reply = await _counted(Call("StepStream", context), step, counts, self._tracing)
+            reply = await self._answer(Call("StepStream", metadata), len(data), step, counts)
             if isinstance(reply, bytes):
                 return frame(request_id, pb.StepStreamResponse.STEP_FIELD_NUMBER, reply)
             return frame(request_id, pb.StepStreamResponse.ERROR_FIELD_NUMBER, reply.status().SerializeToString())
@@ -477,7 +545,7 @@ class EnvironmentService:
         finally:
             self.streams.discard(stream)
         if self._streams_stopped:
-            await _abort(context, ItemError(Reason.DRAINING, "the server is shutting down; resume episodes on another"))
+            await abort(context, ItemError(Reason.DRAINING, "the server is shutting down; resume episodes on another"))
 
     def stop_streams(self) -> None:
         """Ends every stream once what it has read is answered."""
@@ -490,7 +558,7 @@ class EnvironmentService:
         waiting = wait_seconds(request.max_wait_seconds)
         want_legal = request.want_legal_actions
         call.items = len(items)
-        find = self.table.find
+        find, owner = self.table.find, call.caller.owner
         outcomes: list[bytes | None] = [None] * len(items)
         running: dict[int, tuple[bytes, int, asyncio.Task[bytes]]] = {}
         seen: set[str] = set()
@@ -501,7 +569,7 @@ class EnvironmentService:
                 item = decoded(item)
                 session_id, step_index = item.session_id, item.step_index
                 once(session_id, seen, "session")
-                session = find(session_id)
+                session = find(session_id, owner)
                 if call.environments is not None:
                     call.about(session.identity.host.spec.id)
                 outcome = session.step(step_index, item.actions, want_legal)
@@ -530,7 +598,7 @@ class EnvironmentService:
         """A serialised AdviseOutcome."""
         try:
             item = decoded(item)
-            session = self.table.find(item.session_id)
+            session = self.table.find(item.session_id, call.caller.owner)
             call.about(session.identity.host.spec.id)
             advice = await session.advise()
         except ItemError as error:
@@ -547,7 +615,7 @@ class EnvironmentService:
         outcomes: list[pb.KeepAliveOutcome] = []
         for session_id in session_ids:
             try:
-                call.about(self.table.find(session_id).identity.host.spec.id)
+                call.about(self.table.find(session_id, call.caller.owner).identity.host.spec.id)
                 outcome = pb.KeepAliveOutcome(session_id=session_id, lease_seconds=self.table.lease_seconds)
             except ItemError as error:
                 outcome = pb.KeepAliveOutcome(session_id=session_id, error=call.failed(error, session_id))
@@ -559,17 +627,29 @@ class EnvironmentService:
         call.items = len(session_ids)
         departure = _DEPARTURES.get(request.reason, Departure.CLOSED)
         outcomes = [
-            pb.CloseOutcome(session_id=session_id, closed=self.table.close(session_id, departure))
+            pb.CloseOutcome(session_id=session_id, closed=self.table.close(session_id, call.caller.owner, departure))
             for session_id in session_ids
         ]
         if departure is Departure.ERROR:
             log.info(
                 "caller %r closed %d sessions because it failed",
-                call.caller,
+                str(call.caller),
                 len(outcomes),
-                extra=Event(rpc=call.rpc, caller=call.caller, items=call.items, departure=departure.value),
+                extra=Event(rpc=call.rpc, caller=str(call.caller), items=call.items, departure=departure.value),
             )
         return pb.CloseResponse(outcomes=outcomes).SerializeToString()
+
+
+def access_of(
+    config: ServerConfig, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
+) -> Access:
+    """Who may call a server, as its operator wants it; of quotas each worker grants its share.
+
+    Raises:
+        OSError, ValueError: the file of tokens cannot be read, or is malformed.
+    """
+    tokens = TokenFile(config.tokens) if config.tokens else None
+    return Access(tokens, share=1 / config.workers, clock=clock, now=now)
 
 
 def bind(server: grpc.aio.Server, config: ServerConfig) -> int:
@@ -596,11 +676,12 @@ class Server:
     Args:
         environments: what is served.
         config: where and how.
-        clock: seconds, monotonic; leases and wall-clock limits are counted on it.
+        clock: seconds, monotonic; leases, wall-clock limits and quotas are counted on it.
+        now: seconds since 1970; tokens expire by it.
 
     Raises:
-        OSError: on entry, where an address cannot be bound.
-        ValueError: on entry, where traces are asked for that cannot be made.
+        OSError: on entry, where an address cannot be bound, or a file cannot be read.
+        ValueError: on entry, where traces are asked for that cannot be made, or the file of tokens is malformed.
     """
 
     def __init__(
@@ -609,9 +690,11 @@ class Server:
         config: ServerConfig | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._environments = environments
         self._clock = clock
+        self._now = now
         self.config = config or ServerConfig()
         self.port = 0
         self._metrics: MetricsEndpoint | None = None
@@ -631,12 +714,14 @@ class Server:
         """Binds and begins to serve."""
         if self.config.otlp_endpoint is not None:
             self._tracing = _open_tracing(self.config.otlp_endpoint)
-        self.service = EnvironmentService(self._environments, self.config, self._clock, tracing=self._tracing)
+        self.service = EnvironmentService(
+            self._environments, self.config, self._clock, now=self._now, tracing=self._tracing
+        )
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers((self.service.handlers(),))
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME), self._server)
+        serve_reflection(self._server, REFLECTED, self.service.access)
         self.port = bind(self._server, self.config)
         try:
             await asyncio.gather(*(asyncio.to_thread(host.open) for host in self._environments))
@@ -715,66 +800,13 @@ def _open_tracing(endpoint: str) -> "Tracing":
     return Tracing(endpoint, SERVICE)
 
 
-def _guarded(
-    rpc: str, method: Callable[[bytes, Call], Awaitable[bytes]], counts: RpcCounts, tracing: "Tracing | None"
-) -> Callable[[bytes, Context], Awaitable[bytes]]:
-    """The method, counted, its ItemErrors turned into the status of the whole call."""
-
-    async def answer(data: bytes, context: Context) -> bytes:
-        reply = await _counted(Call(rpc, context), lambda call: method(data, call), counts, tracing)
-        return reply if isinstance(reply, bytes) else await _abort(context, reply)
-
-    return answer
-
-
-async def _counted(
-    call: Call, work: Callable[[Call], Awaitable[bytes]], counts: RpcCounts, tracing: "Tracing | None"
-) -> bytes | ItemError:
-    """The reply to a request, or why it is refused as a whole; both are counted, and traced where that is asked for."""
-    began = time.perf_counter()
-    try:
-        if tracing is None:
-            return await work(call)
-        with tracing.span(call):
-            return await work(call)
-    except ItemError as error:
-        refusal = error
-    except DecodeError as error:
-        refusal = ItemError(Reason.INVALID_ITEM, f"the request is no valid message: {error}")
-    finally:
-        counts.seconds.add(time.perf_counter() - began)
-        if call.items:
-            counts.items.add(call.items)
-        if call.failures:
-            counts.item_errors.update(call.failures)
-            _log_failures(call)
-    counts.refusals[refusal.reason] += 1
-    log.info(
-        "%s by %r refused: %s: %s",
-        call.rpc,
-        call.caller,
-        refusal.reason.value,
-        refusal.message,
-        extra=Event(rpc=call.rpc, caller=call.caller, reason=refusal.reason.value),
-    )
-    return refusal
-
-
-async def _abort(context: Context, refusal: ItemError) -> NoReturn:
-    """Ends a call."""
-    status = refusal.status()
-    await context.abort(
-        _STATUS_CODES[status.code], status.message, (("grpc-status-details-bin", status.SerializeToString()),)
-    )
-
-
 def _log_failures(call: Call) -> None:
     """One line about all items of a call that failed."""
     if call.first is None or not log.isEnabledFor(logging.INFO):
         return
     event = Event(
         rpc=call.rpc,
-        caller=call.caller,
+        caller=str(call.caller),
         items=call.items,
         failed={reason.value: count for reason, count in call.failures.items()},
         reason=call.first.reason.value,
@@ -784,7 +816,7 @@ def _log_failures(call: Call) -> None:
     log.info(
         "%s by %r: %d of %d items failed: %s; first: %s",
         call.rpc,
-        call.caller,
+        str(call.caller),
         call.failures.total(),
         call.items,
         ", ".join(f"{reason.value} ({count})" for reason, count in call.failures.items()),
@@ -793,10 +825,10 @@ def _log_failures(call: Call) -> None:
     )
 
 
-def _reset_event(caller: str, spec: EnvironmentSpec, plan: Plan) -> Event:
+def _reset_event(caller: Caller, spec: EnvironmentSpec, plan: Plan) -> Event:
     event = Event(
         rpc="Reset",
-        caller=caller,
+        caller=str(caller),
         environment=spec.id,
         version=spec.version,
         options=plan.options.json,

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server import messages
+from turngym_server.caller import Caller
 from turngym_server.counts import Counts, Departure, Origin
 from turngym_server.digest import encode_actions
 from turngym_server.environment import Environment, EnvironmentSpec
@@ -73,7 +74,7 @@ class Identity:
     """What a session plays, and for whom. Shared by its forks but for the id."""
 
     session_id: str
-    caller: str
+    caller: Caller
     host: EnvironmentHost
     options_json: str
     split: Split
@@ -94,7 +95,7 @@ class Identity:
         """The same as fields of a log record."""
         spec = self.host.spec
         event = Event(
-            caller=self.caller,
+            caller=str(self.caller),
             session=self.session_id,
             environment=spec.id,
             version=spec.version,

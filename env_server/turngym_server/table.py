@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from turngym_server.caller import Caller
 from turngym_server.counts import Departure
 from turngym_server.errors import ItemError, Reason
 from turngym_server.session import Session
@@ -32,7 +33,7 @@ class Creation:
         expired: its lease ran out.
     """
 
-    caller: str
+    caller: Caller
     request_id: bytes
     fingerprint: bytes
     task: "asyncio.Task[Session | ItemError]" = field(init=False)
@@ -45,7 +46,8 @@ class SessionTable:
     """Sessions by id, and creations by caller and request id.
 
     Args:
-        max_sessions: held at once, those being made included. max_sessions_per_caller: of one caller.
+        max_sessions: held at once, those being made included. max_sessions_per_caller: of one
+            account: a token's sessions, or those of a client without one.
         lease_seconds: a session untouched for so long expires.
         clock: seconds, monotonic.
         tag: begins every session id; names the worker.
@@ -66,7 +68,7 @@ class SessionTable:
         self._clock = clock
         self._tag = tag
         self._sessions: dict[str, Creation] = {}
-        self._creations: dict[tuple[str, bytes], Creation] = {}
+        self._creations: dict[tuple[str, str, bytes], Creation] = {}
         self._held: Counter[str] = Counter()
         self._forget: deque[tuple[float, Creation]] = deque()
 
@@ -85,13 +87,13 @@ class SessionTable:
     def new_id(self) -> str:
         return f"{self._tag}.{secrets.token_urlsafe(16)}"
 
-    def known(self, caller: str, request_id: bytes, fingerprint: bytes) -> Creation | None:
+    def known(self, caller: Caller, request_id: bytes, fingerprint: bytes) -> Creation | None:
         """What the same item, under the same request id, led to before.
 
         Raises:
             ItemError: REQUEST_ID_REUSED, where it was another item.
         """
-        creation = self._creations.get((caller, request_id))
+        creation = self._creations.get((caller.owner, caller.client, request_id))
         if creation is not None and creation.fingerprint != fingerprint:
             raise ItemError(
                 Reason.REQUEST_ID_REUSED,
@@ -99,17 +101,19 @@ class SessionTable:
             )
         return creation
 
-    def admit(self, caller: str, count: int) -> None:
+    def admit(self, caller: Caller, count: int) -> None:
         """Makes sure that there is room for `count` more sessions.
 
         Raises:
             ItemError: SESSION_LIMIT, with a delay.
         """
-        if self.held + count > self.max_sessions or self._held[caller] + count > self._max_per_caller:
+        account = caller.account
+        most_of_account = min(self._max_per_caller, caller.max_sessions or self._max_per_caller)
+        if self.held + count > self.max_sessions or self._held[account] + count > most_of_account:
             self.sweep()
         for held, most, whose in (
             (self.held, self.max_sessions, "all callers hold"),
-            (self._held[caller], self._max_per_caller, "this caller holds"),
+            (self._held[account], most_of_account, "this caller holds"),
         ):
             if held + count > most:
                 raise ItemError(
@@ -119,11 +123,11 @@ class SessionTable:
                     retry_after=RETRY_AFTER,
                 )
 
-    def open(self, caller: str, request_id: bytes, fingerprint: bytes) -> Creation:
+    def open(self, caller: Caller, request_id: bytes, fingerprint: bytes) -> Creation:
         """Takes the place of a session that is about to be made."""
         creation = Creation(caller, request_id, fingerprint)
-        self._creations[caller, request_id] = creation
-        self._held[caller] += 1
+        self._creations[caller.owner, caller.client, request_id] = creation
+        self._held[caller.account] += 1
         return creation
 
     def made(self, creation: Creation, session: Session) -> None:
@@ -136,14 +140,14 @@ class SessionTable:
         """There will be no session."""
         self._end(creation)
 
-    def find(self, session_id: str) -> Session:
-        """A living session, its lease renewed.
+    def find(self, session_id: str, owner: str) -> Session:
+        """A living session of this owner, its lease renewed.
 
         Raises:
-            ItemError: SESSION_EXPIRED or SESSION_UNKNOWN.
+            ItemError: SESSION_EXPIRED or SESSION_UNKNOWN. Another's session looks like one that never was.
         """
         creation = self._sessions.get(session_id)
-        if creation is not None and creation.session is not None:
+        if creation is not None and creation.session is not None and creation.caller.owner == owner:
             if not creation.ended:
                 now = self._clock()
                 if creation.session.lease_end <= now:
@@ -165,10 +169,10 @@ class SessionTable:
         """Renews a lease."""
         session.lease_end = self._clock() + self.lease_seconds
 
-    def close(self, session_id: str, departure: Departure = Departure.CLOSED) -> bool:
-        """Ends a session. False: it was not there any more."""
+    def close(self, session_id: str, owner: str, departure: Departure = Departure.CLOSED) -> bool:
+        """Ends a session of this owner. False: it was not there any more, or never was."""
         creation = self._sessions.get(session_id)
-        if creation is None or creation.ended or creation.session is None:
+        if creation is None or creation.ended or creation.session is None or creation.caller.owner != owner:
             return False
         self._end(creation)
         creation.session.depart(departure)
@@ -183,14 +187,15 @@ class SessionTable:
                 self._expire(creation, session)
         while self._forget and self._forget[0][0] <= now:
             _, creation = self._forget.popleft()
-            del self._creations[creation.caller, creation.request_id]
+            caller = creation.caller
+            del self._creations[caller.owner, caller.client, creation.request_id]
             if creation.session is not None:
                 del self._sessions[creation.session.identity.session_id]
 
     def close_all(self) -> None:
         """Ends every session."""
-        for session_id in list(self._sessions):
-            self.close(session_id, Departure.SHUTDOWN)
+        for session_id, creation in list(self._sessions.items()):
+            self.close(session_id, creation.caller.owner, Departure.SHUTDOWN)
 
     def _expire(self, creation: Creation, session: Session) -> None:
         if session.running:
@@ -202,7 +207,8 @@ class SessionTable:
 
     def _end(self, creation: Creation) -> None:
         creation.ended = True
-        self._held[creation.caller] -= 1
-        if not self._held[creation.caller]:
-            del self._held[creation.caller]
+        account = creation.caller.account
+        self._held[account] -= 1
+        if not self._held[account]:
+            del self._held[account]
         self._forget.append((self._clock() + MEMORY_SECONDS, creation))

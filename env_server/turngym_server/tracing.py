@@ -109,13 +109,13 @@ def traces_url(endpoint: str) -> str:
 
 
 def _text_metadata(call: Call) -> dict[str, str]:
-    return {key: value for key, value in call.context.invocation_metadata() or () if isinstance(value, str)}
+    return {key: value for key, value in call.metadata if isinstance(value, str)}
 
 
 def _describe(span: Span, call: Call) -> None:
     if not span.is_recording():
         return
-    span.set_attribute("turngym.caller", call.caller)
+    span.set_attribute("turngym.caller", str(call.caller))
     span.set_attribute("turngym.items", call.items)
     for environment, items in (call.environments or {}).items():
         span.set_attribute(f"turngym.items.{environment}", items)

@@ -31,10 +31,11 @@ class Clock:
 
 @contextlib.asynccontextmanager
 async def serving(
-    *environments: EnvironmentSpec | EnvironmentHost, clock: Clock | None = None, **config
+    *environments: EnvironmentSpec | EnvironmentHost, clock: Clock | None = None, now: Clock | None = None, **config
 ) -> AsyncIterator[tuple[environment_pb2_grpc.EnvironmentServiceStub, Server]]:
     hosts = [each if isinstance(each, EnvironmentHost) else EnvironmentHost(each) for each in environments]
-    server = Server(hosts, ServerConfig(**{"splits": EVERY_SPLIT, **config}), **({"clock": clock} if clock else {}))
+    clocks = {name: each for name, each in {"clock": clock, "now": now}.items() if each}
+    server = Server(hosts, ServerConfig(**{"splits": EVERY_SPLIT, **config}), **clocks)
     async with server, grpc.aio.insecure_channel(server.address, options=CHANNEL_OPTIONS) as channel:
         yield environment_pb2_grpc.EnvironmentServiceStub(channel), server
 
@@ -119,6 +120,8 @@ def call_status(error: grpc.aio.AioRpcError) -> status_pb2.Status:
 
 
 STATUS = {
+    "UNAUTHENTICATED": "UNAUTHENTICATED",
+    "NOT_PERMITTED": "PERMISSION_DENIED",
     "UNKNOWN_ENVIRONMENT": "NOT_FOUND",
     "SESSION_EXPIRED": "NOT_FOUND",
     "SESSION_UNKNOWN": "NOT_FOUND",
@@ -136,6 +139,7 @@ STATUS = {
     "NO_ORACLE": "FAILED_PRECONDITION",
     "SPLIT_NOT_SERVED": "PERMISSION_DENIED",
     "SESSION_LIMIT": "RESOURCE_EXHAUSTED",
+    "QUOTA_EXCEEDED": "RESOURCE_EXHAUSTED",
     "DRAINING": "UNAVAILABLE",
     "ENVIRONMENT_FAILED": "INTERNAL",
     "STEP_DEADLINE": "DEADLINE_EXCEEDED",

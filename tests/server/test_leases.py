@@ -177,7 +177,7 @@ async def test_nothing_is_left_of_abandoned_sessions():
         table = server.service.table
         item = reset_item()
         started = await start(stub, item)
-        environment = weakref.ref(table.find(started.session_id).episode.environment)
+        environment = weakref.ref(table.find(started.session_id, "").episode.environment)
         clock.now += 10
         table.sweep()
         while server.service.runtime.tasks:

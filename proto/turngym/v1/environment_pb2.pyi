@@ -10,9 +10,12 @@ included, is refused as a whole (INVALID_ITEM).
 
 Status of an item or of a whole call is google.rpc.Code. Details carry google.rpc.ErrorInfo with domain "turngym"
 and one of these reasons:
+  UNAUTHENTICATED       UNAUTHENTICATED      no token, one that is not known, or an expired one; the whole call
+  NOT_PERMITTED         PERMISSION_DENIED    the token's role may not call this; the whole call; metadata: role
   UNKNOWN_ENVIRONMENT   NOT_FOUND            metadata: nearest
   SESSION_EXPIRED       NOT_FOUND            the lease ran out; resume by replay
-  SESSION_UNKNOWN       NOT_FOUND            never existed here, or ended and forgotten; resume by replay
+  SESSION_UNKNOWN       NOT_FOUND            never existed here, ended and forgotten, or another token's; resume by
+                                             replay
   INVALID_ITEM          INVALID_ARGUMENT     a field is missing, out of range, undecodable, or sent twice
   INVALID_OPTIONS       INVALID_ARGUMENT     unknown or malformed environment option, or one without effect here
   REQUEST_ID_REUSED     INVALID_ARGUMENT     the same request id with another item
@@ -26,8 +29,9 @@ and one of these reasons:
   SEALED                FAILED_PRECONDITION  refused for a sealed session, or the sealed seed is not opened here: no
                                              key, another key, or another environment, options or split
   NO_ORACLE             FAILED_PRECONDITION  the environment advises nothing
-  SPLIT_NOT_SERVED      PERMISSION_DENIED    metadata: served
+  SPLIT_NOT_SERVED      PERMISSION_DENIED    not served, or not to this token's role; metadata: served
   SESSION_LIMIT         RESOURCE_EXHAUSTED   with google.rpc.RetryInfo; only errors that carry it may be retried
+  QUOTA_EXCEEDED        RESOURCE_EXHAUSTED   the whole call, with RetryInfo; metadata: quota
   DRAINING              UNAVAILABLE          the server is shutting down; resume by replay on another
   ENVIRONMENT_FAILED    INTERNAL             the environment raised; never replayed: the failure is the result.
                                              The message holds the exception's type and up to 300 characters of its

@@ -1,0 +1,122 @@
+"""Who calls, and whether they may: tokens, roles and quotas, checked once for each call.
+
+Knows nothing of sessions; `turngym_server.table` holds who owns which.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final
+
+from turngym_server.caller import Caller, Metadata
+from turngym_server.errors import ItemError, Reason
+from turngym_server.quotas import Meter, Quotas
+from turngym_server.roles import ROLES_OF_RPC
+from turngym_server.tokens import Token, TokenFile
+
+TOKEN_KEY: Final = "authorization"  # noqa: S105  # The key's name.
+
+NO_TOKEN: Final = "this server needs a token, sent as metadata `authorization: Bearer TOKEN`; its operator issues them"  # noqa: S105
+WRONG_TOKEN: Final = "the token is not known here: mistyped, withdrawn, or another server's"  # noqa: S105
+
+
+class Access:
+    """Lets callers in: checked once a call, or once a message of a stream.
+
+    Args:
+        tokens: None: everybody may do everything.
+        share: of each token's quotas, what this process grants: a fraction where several serve together.
+        clock: seconds, monotonic; quotas are counted on it. now: seconds since 1970; tokens expire by it.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenFile | None,
+        *,
+        share: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._tokens = tokens
+        self._share = share
+        self._clock = clock
+        self._now = now
+        self._meters: dict[str, tuple[Quotas, Meter]] = {}
+
+    def admit(self, rpc: str, stranger: Caller, metadata: Metadata, size: int) -> Caller:
+        """The caller of an RPC whose request has `size` bytes.
+
+        Raises:
+            ItemError: UNAUTHENTICATED, NOT_PERMITTED or QUOTA_EXCEEDED.
+        """
+        if self._tokens is None:
+            return stranger
+        token = self._authenticated(self._tokens, metadata)
+        if token.role not in ROLES_OF_RPC.get(rpc, ()):
+            raise ItemError(
+                Reason.NOT_PERMITTED,
+                f"{rpc} is not for role {token.role.value!r}, which token {token.name!r} has",
+                metadata={"role": token.role.value},
+            )
+        quotas = self._share_of(token.quotas)
+        quota, wait = self._meter(token.owner, quotas).admit(size)
+        if quota:
+            raise ItemError(
+                Reason.QUOTA_EXCEEDED,
+                f"token {token.name!r} has used up its {quota}; ask again in {wait:.3f} s",
+                metadata={"quota": quota},
+                retry_after=wait,
+            )
+        return Caller(
+            owner=token.owner,
+            client=stranger.client,
+            name=token.name,
+            role=token.role,
+            max_sessions=quotas.max_sessions,
+        )
+
+    def charge(self, caller: Caller, size: int) -> None:
+        """Counts the bytes of a reply."""
+        if caller.owner and (metered := self._meters.get(caller.owner)) is not None:
+            metered[1].charge(size)
+
+    def _authenticated(self, tokens: TokenFile, metadata: Metadata) -> Token:
+        given = [value for key, value in metadata if key == TOKEN_KEY]
+        if not given:
+            raise ItemError(Reason.UNAUTHENTICATED, NO_TOKEN)
+        scheme, _, presented = given[0].partition(" ") if isinstance(given[0], str) else ("", "", "")
+        token = tokens.find(presented.strip()) if scheme.lower() == "bearer" and len(given) == 1 else None
+        if token is None:
+            raise ItemError(Reason.UNAUTHENTICATED, WRONG_TOKEN)
+        if token.expires is not None and self._now() >= token.expires.timestamp():
+            raise ItemError(
+                Reason.UNAUTHENTICATED,
+                f"token {token.name!r} expired at {token.expires.isoformat()}; "
+                f"it is {datetime.fromtimestamp(self._now(), UTC).isoformat(timespec='seconds')} here",
+            )
+        return token
+
+    def _share_of(self, quotas: Quotas) -> Quotas:
+        if self._share == 1.0 or quotas == _UNBOUNDED:
+            return quotas
+        return replace(
+            quotas,
+            max_sessions=None if quotas.max_sessions is None else math.ceil(quotas.max_sessions * self._share),
+            requests_per_second=_times(quotas.requests_per_second, self._share),
+            bytes_per_second=_times(quotas.bytes_per_second, self._share),
+        )
+
+    def _meter(self, owner: str, quotas: Quotas) -> Meter:
+        metered = self._meters.get(owner)
+        if metered is None or metered[0] != quotas:
+            metered = self._meters[owner] = quotas, Meter(quotas, self._clock)
+        return metered[1]
+
+
+_UNBOUNDED: Final = Quotas()
+
+
+def _times(rate: float | None, share: float) -> float | None:
+    return None if rate is None else rate * share

@@ -1,0 +1,57 @@
+"""Who makes a call. Knows nothing of how that was found out."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from turngym_server.roles import SPLITS_OF_ROLE, Role
+from turngym_server.splits import Split
+
+CLIENT_KEY: Final = "turngym-client"
+"""Metadata key by which a client names itself."""
+MAX_CLIENT_CHARACTERS: Final = 128
+
+Metadata = Iterable[tuple[str, str | bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who makes a call.
+
+    Attributes:
+        owner: whose sessions it may use: a token's owner; "" on a server without tokens, where whoever has a
+            session's id may use it.
+        client: the id that the client chose for itself; "" for all who chose none.
+        name: the token's, for logs.
+        max_sessions: its own bound; None: the server's.
+    """
+
+    owner: str = ""
+    client: str = ""
+    name: str = ""
+    role: Role = Role.ADMIN
+    max_sessions: int | None = None
+
+    @property
+    def account(self) -> str:
+        """Whom sessions and waiting work are counted for."""
+        return self.owner or self.client
+
+    def may_meet(self, served: Collection[Split]) -> frozenset[Split]:
+        """Of the splits that a server serves, those that this caller may meet."""
+        return SPLITS_OF_ROLE[self.role].intersection(served)
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.client}" if self.name else self.client
+
+
+def stranger(metadata: Metadata) -> Caller:
+    """Whoever calls, before any token is looked at: it may do everything, so it is for servers without tokens."""
+    for key, value in metadata:
+        if key == CLIENT_KEY:
+            client = value if isinstance(value, str) else value.hex()
+            return Caller(client=client[:MAX_CLIENT_CHARACTERS])
+    return _NOBODY
+
+
+_NOBODY: Final = Caller()

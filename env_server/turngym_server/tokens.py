@@ -1,0 +1,200 @@
+"""The operator's file of tokens: who may use a server, in TOML.
+
+    [alice]                                  # the token's name: in the token itself, in logs and in errors
+    role = "train"                           # train, evaluate or admin; see turngym_server.roles
+    sha256 = "9f86d081884c7d659a2feaa0c5…"   # of the whole token, 64 hexadecimal digits
+    expires = 2027-06-30T00:00:00Z           # optional, with a time zone
+    max_sessions = 512                       # optional quotas
+    requests_per_second = 200
+    bytes_per_second = 10_000_000
+
+A token is its name, a dot and 256 random bits: `alice.PVEj8…`. Only its SHA-256 is kept. A slow hash would add nothing:
+those slow down guessing, and 256 random bits cannot be guessed. `env_server_token` makes a token and its lines.
+
+Knows nothing of RPCs.
+"""
+
+import hashlib
+import hmac
+import logging
+import os
+import re
+import secrets
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from turngym_server.host import nearest
+from turngym_server.quotas import Quotas
+from turngym_server.roles import Role
+
+log: Final = logging.getLogger(__name__)
+
+SECRET_BYTES: Final = 32
+MAX_TOKEN_CHARACTERS: Final = 256
+NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""What a token may be called: a bare key of TOML."""
+_NO_DIGEST: Final = b"\0" * hashlib.sha256().digest_size
+"""Compared with where there is no token of that name, so that it takes as long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """One entry of the file.
+
+    Attributes:
+        digest: SHA-256 of the token.
+        expires: None: never.
+        owner: whose sessions these are. Another role or secret under the same name is another owner.
+    """
+
+    name: str
+    role: Role
+    digest: bytes
+    expires: datetime | None
+    quotas: Quotas
+    owner: str
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    role: Role
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    expires: AwareDatetime | None = None
+    max_sessions: int | None = Field(default=None, ge=1, strict=True)
+    requests_per_second: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    bytes_per_second: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+
+def new_token(name: str) -> str:
+    """A token of that name that nobody has seen.
+
+    Raises:
+        ValueError: it is no name for a token.
+    """
+    if not NAME.fullmatch(name):
+        raise ValueError(f"token name {name[:100]!r}: expected 1 to 64 letters, digits, _ or -")
+    return f"{name}.{secrets.token_urlsafe(SECRET_BYTES)}"
+
+
+def digest_of(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def read_tokens(path: Path) -> dict[str, Token]:
+    """The tokens of a file, by name.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: others than its owner and group may read it, others than its owner may write it, or it is malformed.
+    """
+    mode = path.stat().st_mode
+    if mode & (stat.S_IRWXO | stat.S_IWGRP):
+        raise ValueError(
+            f"{path} has mode {stat.S_IMODE(mode):03o}: others may read or change it; expected 600 (chmod 600 {path})"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text)
+    except ValueError as error:  # Neither TOML nor UTF-8.
+        raise ValueError(f"{path}: no TOML: {error}") from error
+    if not content:
+        raise ValueError(f"{path} holds no token; `env_server_token NAME --role ROLE --file {path}` adds one")
+    return {name: _token(path, text, name, entry) for name, entry in content.items()}
+
+
+def _token(path: Path, text: str, name: str, entry: object) -> Token:
+    where = f"{path}, line {_line_of(text, name)}"
+    if not isinstance(entry, dict):
+        raise ValueError(  # noqa: TRY004  # What is wrong is the file.
+            f"{where}: {name!r} stands outside of any [token]; expected sections such as [alice]"
+        )
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{where}: token name {name[:100]!r}: expected 1 to 64 letters, digits, _ or -")
+    try:
+        read = _Entry.model_validate(entry)
+    except ValidationError as error:
+        raise ValueError(f"{where}, [{name}]: {_first_fault(error)}") from None  # Its input may be a secret.
+    return Token(
+        name=name,
+        role=read.role,
+        digest=bytes.fromhex(read.sha256),
+        expires=read.expires,
+        quotas=Quotas(
+            max_sessions=read.max_sessions,
+            requests_per_second=read.requests_per_second,
+            bytes_per_second=read.bytes_per_second,
+        ),
+        owner=f"{name} {read.role.value} {read.sha256}",
+    )
+
+
+def _line_of(text: str, name: str) -> int:
+    """Where a section, or a key outside of one, begins."""
+    begins = re.compile(rf"""\s*(\[\s*)?(["']?){re.escape(name)}\2\s*[\].=]""")
+    return next((number for number, line in enumerate(text.splitlines(), start=1) if begins.match(line)), 1)
+
+
+def _first_fault(error: ValidationError) -> str:
+    fault = error.errors(include_input=False, include_context=False)[0]
+    key = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        close = nearest(key, _Entry.model_fields)
+        return f"unknown key {key!r}{f'; did you mean {close!r}?' if close else ''}"
+    if key == "sha256":
+        return "sha256: expected the 64 hexadecimal digits of a token's SHA-256, never the token itself"
+    return f"{key}: {fault['msg']}"
+
+
+class TokenFile:
+    """The tokens of a file, read again whenever it has changed.
+
+    A new file that cannot be read, or is malformed, is an error in the log and changes nothing: a half-written file
+    must lock nobody out. So replace the file in one move (`mv`) where many use it.
+
+    Args:
+        path: the file.
+
+    Raises:
+        OSError, ValueError: see `read_tokens`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = _state(path)
+        self.tokens: Mapping[str, Token] = read_tokens(path)
+
+    def find(self, presented: str) -> Token | None:
+        """The entry of a token, expired or not. Takes as long for a wrong one of whatever name."""
+        self._refresh()
+        token = self.tokens.get(presented.partition(".")[0])
+        expected = _NO_DIGEST if token is None else token.digest
+        return token if hmac.compare_digest(digest_of(presented[:MAX_TOKEN_CHARACTERS]), expected) else None
+
+    def _refresh(self) -> None:
+        state = _state(self._path)  # 2 µs a call; a removed token must not work once more.
+        if state == self._seen:
+            return
+        self._seen = state
+        try:
+            self.tokens = read_tokens(self._path)
+        except (OSError, ValueError) as error:
+            log.error("tokens stay as they were: %s", error)  # noqa: TRY400  # A traceback tells an operator nothing.
+        else:
+            log.warning("tokens read again from %s: %d", self._path, len(self.tokens))
+
+
+def _state(path: Path) -> tuple[int, ...] | None:
+    """What differs once a file has been changed or replaced; None where it cannot be found."""
+    try:
+        found = os.stat(path)  # noqa: PTH116  # A third of the time of Path.stat.
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
