@@ -77,6 +77,11 @@ class Left:
         return min(self.actions, self.turns * self.actions_per_turn)
 
 
+def _nothing() -> dict[str, float]:
+    # `dict[str, float]()` takes eight times as long, on the path of every step.
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
     """A fresh episode.
@@ -88,7 +93,7 @@ class Start:
     """
 
     observation: str
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    metrics: Mapping[str, float] = field(default_factory=_nothing)
     limits: Limits | None = None
 
 
@@ -112,8 +117,8 @@ class ActionResult:
     terminated: bool = False
     success: bool | None = None
     valid: bool = True
-    reward_components: Mapping[str, float] = field(default_factory=dict[str, float])
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    reward_components: Mapping[str, float] = field(default_factory=_nothing)
+    metrics: Mapping[str, float] = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from turngym_server.sokoban.floors import Floors, connected_floors, ends_of_push
 from turngym_server.sokoban.generator import Difficulty, draw_level
 from turngym_server.sokoban.level_file import parse_level, read_levels
 from turngym_server.sokoban.oracle import Plan, plan
-from turngym_server.sokoban.search import fewest_pushes
+from turngym_server.sokoban.search import fewest_pushes, least_pushes
 from turngym_server.sokoban.solver import least_moves, live_cells, random_player_success
 from turngym_server.sokoban.symbols import symbols_of
 from turngym_server.splits import Split, split_of
@@ -62,6 +62,7 @@ def test_the_search_finds_the_fewest_pushes(drawn: tuple[int, int, int, Difficul
             search = fewest_pushes(start.board, start.player, start.boxes)
             expected = least(plain(start), pushes_only=True)
             assert (search.moves is not None, search.exhausted) == (expected is not None, True)
+            assert least_pushes(start.board, start.player, start.boxes) == expected
             state = plain(start)
             pushes = 0
             for move in search.moves or ():

@@ -163,6 +163,7 @@ class Sokoban(Environment[SokobanOptions]):
     """
 
     _level: Level
+    _deltas: tuple[int, int, int, int]
     _player: int
     _boxes: int
     _symbols: Symbols
@@ -205,6 +206,7 @@ class Sokoban(Environment[SokobanOptions]):
 
     def _begin(self, level: Level) -> Start:
         self._level = level
+        self._deltas = level.board.deltas
         self._player = level.player
         self._boxes = level.boxes
         self._symbols = symbols_of(self.options.symbols)
@@ -234,7 +236,7 @@ class Sokoban(Environment[SokobanOptions]):
     def _move(self, move: int) -> _Event:
         """Moves the player, and the box before it, where there is room."""
         board = self._level.board
-        delta = board.deltas[move]
+        delta = self._deltas[move]
         to = self._player + delta
         if not board.floor >> to & 1:
             return _STEP

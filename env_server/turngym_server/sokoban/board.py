@@ -10,6 +10,8 @@ from turngym_server.symmetry import least_symmetry
 
 DIRECTIONS: Final = ("Up", "Down", "Left", "Right")
 
+_FLOOR: Final = str.maketrans("01", "# ")
+
 
 @dataclass(frozen=True, slots=True)
 class Board:
@@ -91,12 +93,19 @@ def canonical(board: Board, player: int) -> bytes:
     """
     stride = board.stride
     reached = flood(1 << player, board.floor, stride)
-    places = [divmod(cell, stride) for cell in cells(reached)]
-    top = min(row for row, _ in places)
-    left = min(column for _, column in places)
-    height = max(row for row, _ in places) - top + 1
-    width = max(column for _, column in places) - left + 1
-    rows = [["#"] * width for _ in range(height)]
-    for row, column in places:
-        rows[row - top][column - left] = "." if board.targets >> row * stride + column & 1 else " "
-    return least_symmetry(["".join(row) for row in rows]).encode()
+    top = ((reached & -reached).bit_length() - 1) // stride
+    lines: list[int] = []
+    columns = 0
+    below = reached >> top * stride
+    while below:
+        lines.append(below & (1 << stride) - 1)
+        columns |= lines[-1]
+        below >>= stride
+    left = (columns & -columns).bit_length() - 1
+    width = columns.bit_length() - left
+    rows = [f"{line >> left:0{width}b}"[::-1].translate(_FLOOR) for line in lines]
+    for target in cells(board.targets & reached):
+        row, column = divmod(target - left, stride)
+        marked = rows[row - top]
+        rows[row - top] = f"{marked[:column]}.{marked[column + 1 :]}"
+    return least_symmetry(rows).encode()

@@ -18,7 +18,7 @@ from turngym_server.rng import Rng
 from turngym_server.sokoban.board import Board, Level, nth_cell
 from turngym_server.sokoban.floors import Floors, draw_floor, ends_of_pushes
 from turngym_server.sokoban.one_box import draw_start
-from turngym_server.sokoban.search import fewest_pushes
+from turngym_server.sokoban.search import least_pushes
 
 ONE_PUSH_PER_MILLE: Final = 295
 """Share of one-box levels that one push can solve, where `Difficulty` allows both: RAGEN's share at 6×6."""
@@ -119,8 +119,8 @@ def _several(rng: Rng, room: _Room, boxes: int, difficulty: Difficulty) -> Level
         return None
     if (least, most) == (1, None):
         return level
-    search = fewest_pushes(level.board, level.player, level.boxes, _SEARCH_NODES)
-    return level if search.moves is not None and least <= search.pushes <= (most or search.pushes) else None
+    pushes = least_pushes(level.board, level.player, level.boxes, _SEARCH_NODES)
+    return level if pushes is not None and least <= pushes <= (most or pushes) else None
 
 
 def _backwards(rng: Rng, room: _Room, count: int, max_moves: int) -> tuple[Level | None, int]:

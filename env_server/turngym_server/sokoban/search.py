@@ -42,7 +42,7 @@ class Search:
     nodes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Node:
     boxes: int
     player: int
@@ -53,13 +53,27 @@ class _Node:
 
 def fewest_pushes(board: Board, player: int, boxes: int, node_limit: int = NODE_LIMIT) -> Search:
     """Searches for a solution with the fewest pushes; see `Search`."""
+    found, exhausted, nodes = _search(board, player, boxes, node_limit)
+    if found is None:
+        return Search(None, 0, exhausted, nodes)
+    return Search(_all_moves(board, found), found.pushes, exhausted, nodes)
+
+
+def least_pushes(board: Board, player: int, boxes: int, node_limit: int = NODE_LIMIT) -> int | None:
+    """The pushes of `fewest_pushes`, without the walks between them; None: no solution was found."""
+    found, _, _ = _search(board, player, boxes, node_limit)
+    return None if found is None else found.pushes
+
+
+def _search(board: Board, player: int, boxes: int, node_limit: int) -> tuple[_Node | None, bool, int]:
+    """The last node of a solution with the fewest pushes; whether all was seen that had to be; nodes expanded."""
     floor, targets, stride, deltas = board.floor, board.targets, board.stride, board.deltas
     live = live_cells(board)
     estimate = _Estimate(board)
     frozen = _Freezing(board)
     root = _Node(boxes, player, 0, None, -1)
     if boxes == targets:
-        return Search((), 0, True, 0)
+        return root, True, 0
     heap: list[tuple[int, int, int, _Node]] = [(estimate.of(boxes), 0, 0, root)]
     expanded: set[tuple[int, int]] = set()
     generated = {(boxes, player)}
@@ -72,7 +86,7 @@ def fewest_pushes(board: Board, player: int, boxes: int, node_limit: int = NODE_
         if key in expanded:
             continue
         if len(expanded) >= node_limit:
-            return Search(None, 0, False, len(expanded))
+            return None, False, len(expanded)
         expanded.add(key)
         free = live & ~at
         for move, delta in enumerate(deltas):
@@ -88,13 +102,13 @@ def fewest_pushes(board: Board, player: int, boxes: int, node_limit: int = NODE_
                 generated.add((after, stand))
                 child = _Node(after, stand, node.pushes + 1, node, move)
                 if after == targets:
-                    return Search(_all_moves(board, child), child.pushes, True, len(expanded))
+                    return child, True, len(expanded)
                 rest = estimate.of(after)
                 if rest >= _FAR or frozen.off_target(after, moved.bit_length() - 1):
                     continue
                 order -= 1
                 heapq.heappush(heap, (child.pushes + rest, rest, order, child))
-    return Search(None, 0, True, len(expanded))
+    return None, True, len(expanded)
 
 
 class _Estimate:
