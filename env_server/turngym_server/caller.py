@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from turngym_server.roles import SPLITS_OF_ROLE, Role
+from turngym_server.roles import ROLES_OF_SEALED, SPLITS_OF_ROLE, Role
 from turngym_server.splits import Split
 
 CLIENT_KEY: Final = "turngym-client"
@@ -40,6 +40,11 @@ class Caller:
     def may_meet(self, served: Collection[Split]) -> frozenset[Split]:
         """Of the splits that a server serves, those that this caller may meet."""
         return SPLITS_OF_ROLE[self.role].intersection(served)
+
+    @property
+    def may_unseal(self) -> bool:
+        """Whether it may play a board's sealed seeds."""
+        return self.role in ROLES_OF_SEALED
 
     def __str__(self) -> str:
         return f"{self.name}/{self.client}" if self.name else self.client

@@ -1,9 +1,9 @@
 """What each role may do. The one place where that is written.
 
-    role      RPCs of EnvironmentService  Reset, by split                                      reflection
-    train     all                         train, validation; `all` only where nothing divides  no
-    evaluate  all                         train, validation, held_out, all                     no
-    admin     all                         train, validation, held_out, all                     yes
+    role      RPCs of EnvironmentService  Reset, by split                                      sealed  reflection
+    train     all                         train, validation; `all` only where nothing divides  no      no
+    evaluate  all                         train, validation, held_out, all                     yes     no
+    admin     all                         train, validation, held_out, all                     yes     yes
 
 Of those splits a caller gets the ones that the server serves at all. A Fork stays in the split of its original, and
 Step, Fork, Advise, KeepAlive and Close reach the caller's own sessions only, whatever its role: another's is
@@ -42,6 +42,9 @@ ROLES_OF_RPC: Final[Mapping[str, frozenset[Role]]] = {
     "ServerReflectionInfo": frozenset({Role.ADMIN}),
 }
 """Who may call what; an RPC that is not here is nobody's."""
+
+ROLES_OF_SEALED: Final = frozenset({Role.EVALUATE, Role.ADMIN})
+"""Who may reset to a board's sealed seeds."""
 
 SPLITS_OF_ROLE: Final[Mapping[Role, frozenset[Split]]] = {
     Role.TRAIN: frozenset({Split.TRAIN, Split.VALIDATION}),

@@ -336,6 +336,11 @@ class EnvironmentService:
         may_meet = call.caller.may_meet(self._splits)
 
         def prepare(item: pb.ResetItem) -> Callable[[], Awaitable[Session]]:
+            if item.HasField("sealed_seed") and not call.caller.may_unseal:
+                role = call.caller.role.value
+                raise ItemError(
+                    Reason.NOT_PERMITTED, f"sealed seeds are not for role {role!r}", metadata={"role": role}
+                )
             host, plan = read_reset(item, self.hosts, may_meet, self._seal_key)
             call.about(host.spec.id)
             return lambda: self._start(call.caller, host, plan, request.want_legal_actions)

@@ -20,7 +20,6 @@ import logging
 import os
 import re
 import secrets
-import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from typing import Final
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from turngym_server.host import nearest
+from turngym_server.private_file import read_private
 from turngym_server.quotas import Quotas
 from turngym_server.roles import Role
 
@@ -95,15 +95,10 @@ def read_tokens(path: Path) -> dict[str, Token]:
         OSError: it cannot be read.
         ValueError: others than its owner and group may read it, others than its owner may write it, or it is malformed.
     """
-    mode = path.stat().st_mode
-    if mode & (stat.S_IRWXO | stat.S_IWGRP):
-        raise ValueError(
-            f"{path} has mode {stat.S_IMODE(mode):03o}: others may read or change it; expected 600 (chmod 600 {path})"
-        )
+    text = read_private(path)
     try:
-        text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text)
-    except ValueError as error:  # Neither TOML nor UTF-8.
+    except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: no TOML: {error}") from error
     if not content:
         raise ValueError(f"{path} holds no token; `env_server_token NAME --role ROLE --file {path}` adds one")

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 from sample_environments import DICE, FAULTY, LEVELS
-from serving import reason, reset_error, reset_item, serving, start, step
+from serving import details, reason, reset_error, reset_item, serving, start, step
+from token_files import write_tokens
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server import new_seal_key
@@ -218,6 +219,20 @@ async def test_a_sealed_episode_is_resumed_from_its_sealed_seed():
             error = await reset_error(stub, sealed_item(resume=resume))
             assert reason(error) == expected
             assert not leaks(error.message)
+
+
+async def test_a_train_token_plays_no_sealed_seed(tmp_path):
+    tokens = write_tokens(tmp_path / "tokens.toml", train="train", evaluate="evaluate", admin="admin")
+    async with serving(DICE, seal_key=KEY, tokens=tmp_path / "tokens.toml") as (stub, _):
+        for role, metadata in tokens.items():
+            item = reset_item(level_seed=None, noise_seed=None, split=pb.SPLIT_TRAIN)
+            item.sealed_seed = KEY.seal(replace(DICE_BOARD, split=Split.TRAIN), SEEDS)
+            (outcome,) = (await stub.Reset(pb.ResetRequest(items=[item]), metadata=metadata)).outcomes
+            if role == "train":
+                assert reason(outcome) == "NOT_PERMITTED"
+                assert details(outcome.error)[0].metadata["role"] == "train"
+            else:
+                assert outcome.HasField("started")
 
 
 def leaks(text: str) -> list[str]:
