@@ -70,12 +70,17 @@ class Sample:
 
 
 def sample(pids: Sequence[int], seconds: float) -> Sample:
+    """Raises ProcessLookupError where one of the processes is gone."""
     memory, threads, descriptors = 0, 0, 0
-    for each in pids:
-        facts = dict(re.findall(r"^(VmRSS|Threads):\s+(\d+)", Path(f"/proc/{each}/status").read_text(), re.MULTILINE))
-        memory += int(facts["VmRSS"])
+    for pid in pids:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+            descriptors += len(list(Path(f"/proc/{pid}/fd").iterdir()))
+            facts = dict(re.findall(r"^(VmRSS|Threads):\s+(\d+)", status, re.MULTILINE))
+            memory += int(facts["VmRSS"])
+        except (FileNotFoundError, KeyError) as error:  # A zombie has no memory.
+            raise ProcessLookupError(f"process {pid} is gone") from error
         threads += int(facts["Threads"])
-        descriptors += len(list(Path(f"/proc/{each}/fd").iterdir()))
     return Sample(round(seconds, 1), memory / 1024, threads, descriptors)
 
 
@@ -188,7 +193,7 @@ class Load:
         self._seeds = itertools.count()
 
     async def run(self, players: int, until: asyncio.Event) -> None:
-        """Raises whatever a player meets."""
+        """Raises an ExceptionGroup of what players meet."""
         async with asyncio.TaskGroup() as group:
             for player in range(players):
                 group.create_task(self._play(PLAYED[player % len(PLAYED)]))
@@ -229,25 +234,32 @@ async def load(minutes: float, players: int, workers: int) -> dict[str, object]:
             work, over = Load(client), asyncio.Event()
             playing = asyncio.create_task(work.run(players, over))
             began = time.monotonic()
-            while (seconds := time.monotonic() - began) < minutes * 60 and not playing.done():
-                await asyncio.wait({playing}, timeout=min(SAMPLE_SECONDS, minutes * 60 - seconds))
-                for name, each in pids.items():
-                    samples[name].append(sample(each, time.monotonic() - began))
-                if len(samples["server"]) % 6 == 0:
-                    _tell(work.steps, samples)
-            over.set()
-            await playing
+            try:
+                while (seconds := time.monotonic() - began) < minutes * 60 and not playing.done():
+                    await asyncio.wait({playing}, timeout=min(SAMPLE_SECONDS, minutes * 60 - seconds))
+                    for name, each in pids.items():
+                        samples[name].append(sample(each, time.monotonic() - began))
+                    if len(samples["server"]) % 6 == 0:
+                        _tell(work.steps, samples)
+            except ProcessLookupError as error:
+                playing.cancel()
+                errors = [str(error)]
+            else:
+                over.set()
+                errors = [repr(error) for error in await errors_of(playing)]
             seconds = time.monotonic() - began
         warnings = server.log.read_text().splitlines()
-        await asyncio.sleep(LOAD_LEASE + SWEEP_SECONDS)
-        left = await live_sessions(server)
+        left = None
+        if not errors:
+            await asyncio.sleep(LOAD_LEASE + SWEEP_SECONDS)
+            left = await live_sessions(server)
     judged = minutes >= LEAST_MINUTES
     growth = {name: grown(each) for name, each in samples.items()}
     grows = sorted(
         f"{name}'s {what}" for name, facts in growth.items() for what, fact in facts.items() if fact["grows"]
     )
     passed = not judged or (not grows and work.steps >= LEAST_STEPS)
-    passed = passed and not warnings and not left
+    passed = passed and not errors and not warnings and left == 0
     return {
         "minutes": minutes,
         "players": players,
@@ -255,16 +267,26 @@ async def load(minutes: float, players: int, workers: int) -> dict[str, object]:
         "steps": work.steps,
         "steps_per_second": work.steps / seconds,
         "events": dict(work.events),
+        "errors": errors,
         "server_warnings": warnings[:20],
         "sessions_left_after_the_lease": left,
         "growth_in_the_second_half": growth,
         "samples": {name: [asdict(each) for each in kept] for name, kept in samples.items()},
         "passed": passed,
-        "verdict": f"{work.steps:,} steps by {players} players in {seconds / 60:.1f} min, no error, "
-        f"{len(warnings)} warnings, {left} sessions left after the lease; "
+        "verdict": f"{work.steps:,} steps by {players} players in {seconds / 60:.1f} min, "
+        f"{len(errors)} errors, {len(warnings)} warnings, {"unknown" if left is None else left} sessions left after the lease; "
         + (f"grows: {', '.join(grows) or 'nothing'}" if judged else f"growth under {LEAST_MINUTES:g} min is not judged")
         + f": {_word(passed)}",
     }
+
+
+async def errors_of(playing: asyncio.Task[None]) -> Sequence[Exception]:
+    """What players met: the first error, which ends the load, and any others that came with it."""
+    try:
+        await playing
+    except ExceptionGroup as group:
+        return group.exceptions
+    return ()
 
 
 def grown(samples: Sequence[Sample]) -> dict[str, dict[str, float | bool]]:
