@@ -274,7 +274,7 @@ async def load(minutes: float, players: int, workers: int) -> dict[str, object]:
         "samples": {name: [asdict(each) for each in kept] for name, kept in samples.items()},
         "passed": passed,
         "verdict": f"{work.steps:,} steps by {players} players in {seconds / 60:.1f} min, "
-        f"{len(errors)} errors, {len(warnings)} warnings, {"unknown" if left is None else left} sessions left after the lease; "
+        f"{len(errors)} errors, {len(warnings)} warnings, {_left(left)} sessions left after the lease; "
         + (f"grows: {', '.join(grows) or 'nothing'}" if judged else f"growth under {LEAST_MINUTES:g} min is not judged")
         + f": {_word(passed)}",
     }
@@ -312,6 +312,10 @@ def _tell(steps: int, samples: dict[str, list[Sample]]) -> None:
         now = kept[-1]
         line += f"  {name} {now.memory:6.1f} MiB {now.threads:3} threads {now.descriptors:3} descriptors"
     print(line, flush=True)
+
+
+def _left(sessions: int | None) -> str:
+    return "an unknown number of" if sessions is None else str(sessions)
 
 
 def _word(passed: bool) -> str:
