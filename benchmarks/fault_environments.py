@@ -1,7 +1,8 @@
 """Environments for the fault matrix: they note every action before they execute it, and mark every observation.
 
 Served are the registry's Sokoban, FrozenLake and bandit, played by the registry's own code, a slow one that is not
-inline, and one that promises no determinism. The journal and the marks: `fault_journal`.
+inline, one whose every instance has a process of its own, and one that promises no determinism. The journal and the
+marks: `fault_journal`.
 
 Two variables name, by commas, the environments that follow other rules: FAULT_NEW_VERSION under another version,
 FAULT_SAME_VERSION under the same one. Forks would share their original's life: the matrix makes none.
@@ -19,6 +20,7 @@ from typing import Any, Final
 from fault_journal import (
     BANDIT,
     FROZEN_LAKE,
+    ISOLATED,
     JOURNAL,
     NEW_VERSION,
     SAME_VERSION,
@@ -35,6 +37,7 @@ from turngym_server.environment import (
     ActionResult,
     Determinism,
     Environment,
+    Isolation,
     Limits,
     Options,
     Start,
@@ -170,6 +173,19 @@ class Slow(Noted, Tally):
         result = super().step(action, noise)
         time.sleep(SLOW_STEP_SECONDS)
         return result
+
+
+@register(
+    id=ISOLATED,
+    version=_version(ISOLATED),
+    family=ISOLATED,
+    summary="Each instance in a process of its own.",
+    options=TallyOptions,
+    limits=Limits(max_turns=6, max_actions=12, max_actions_per_turn=2),
+    isolation=Isolation(),
+)
+class Isolated(Noted, Tally):
+    id = ISOLATED
 
 
 @register(

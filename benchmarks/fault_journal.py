@@ -22,8 +22,9 @@ SOKOBAN: Final = "noted_sokoban"
 FROZEN_LAKE: Final = "noted_frozen_lake"
 BANDIT: Final = "noted_bandit"
 SLOW: Final = "noted_slow"
+ISOLATED: Final = "noted_isolated"
 UNSURE: Final = "noted_unsure"
-IDS: Final = (SOKOBAN, FROZEN_LAKE, BANDIT, SLOW, UNSURE)
+IDS: Final = (SOKOBAN, FROZEN_LAKE, BANDIT, SLOW, ISOLATED, UNSURE)
 OPTIONS: Final[Mapping[str, Mapping[str, object]]] = {BANDIT: {"names": "pairs"}}
 """Options to play with, where they are not the defaults."""
 
@@ -36,7 +37,7 @@ JOURNAL: Final = "FAULT_JOURNAL"
 class Note:
     """A line of the journal: the `place`-th action of a life; place 0 is its reset, with no action.
 
-    `process` is the id of the server process, or worker, that has the life.
+    `process` is the id of the process that has the life: the server, one of its workers, or one of theirs.
     """
 
     environment: str

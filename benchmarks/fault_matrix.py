@@ -1,7 +1,7 @@
 """What survives which fault: real processes, killed, stopped, cut off and replaced while episodes are played.
 
 For each fault a server and two players (`fault_player.py`: trainer-like, each committing what it finished) play the
-same episodes of five environments (`fault_environments.py`); the fault strikes once for each environment, while an
+same episodes of six environments (`fault_environments.py`); the fault strikes once for each environment, while an
 episode of it is under way. A cell is one fault and one environment. It holds if
 
 1. every episode is committed once: none is missing, none is there twice;
@@ -59,7 +59,7 @@ from turngym.v1 import environment_pb2_grpc as pb_grpc
 from turngym_server.rng import Rng
 
 HERE: Final = Path(__file__).parent
-CLASSES: Final = ("NotedSokoban", "NotedFrozenLake", "NotedBandit", "Slow", "Unsure")
+CLASSES: Final = ("NotedSokoban", "NotedFrozenLake", "NotedBandit", "Slow", "Isolated", "Unsure")
 OPTIONS: Final = ("--splits", "all", "--log-level", "info")
 PLAYERS: Final = (0, 1)
 DEADLINE: Final = 1.0
@@ -165,10 +165,19 @@ class Scene:
         over = {mark_of(each.level_seed) for each in self.committed() if each.environment == environment}
         return {note.mark for note in self.notes if note.environment == environment} - over
 
-    def process_of(self, environment: str) -> int:
-        """The server process that has the latest life of an episode under way."""
+    def worker_of(self, environment: str) -> int:
+        """The worker that has the latest life of an episode under way."""
         marks = self.under_way(environment)
-        return next(note.process for note in reversed(self.notes) if note.mark in marks)
+        for note in reversed(self.notes):
+            if note.mark in marks and (worker := self._worker(note.process)):
+                return worker
+        raise RuntimeError(f"no worker has an episode of {environment}")
+
+    def _worker(self, process: int) -> int:
+        """The worker that a process is or belongs to; 0: it is gone."""
+        while process > 1 and (parent := parent_of(process)) != self.server.pid:
+            process = parent
+        return process if process > 1 else 0
 
     def errors(self) -> list[str]:
         """What the processes logged as errors."""
@@ -187,6 +196,14 @@ class Scene:
         for child in (*self.players.values(), self.server, *([self.proxy] if self.proxy else [])):
             child.end(signal.SIGKILL)
         self._log.close() if not self.fault.full_disk else None
+
+
+def parent_of(process: int) -> int:
+    """Its parent; 0: it is gone."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except FileNotFoundError:
+        return 0
 
 
 Strike = Callable[[Scene, str], None]
@@ -231,11 +248,11 @@ def stop_server(scene: Scene, environment: str) -> None:
 
 
 def kill_worker(scene: Scene, environment: str) -> None:
-    os.kill(scene.process_of(environment), signal.SIGKILL)
+    os.kill(scene.worker_of(environment), signal.SIGKILL)
 
 
 def stop_worker(scene: Scene, environment: str) -> None:
-    worker = scene.process_of(environment)
+    worker = scene.worker_of(environment)
     os.kill(worker, signal.SIGSTOP)
     time.sleep(LONGER)
     os.kill(worker, signal.SIGCONT)
@@ -456,7 +473,7 @@ def judge(fault: Fault, environment: str, run: Run, undisturbed: Run, episodes: 
         fault=fault.name,
         environment=environment,
         finished=sum(each.outcome == FINISHED for each in committed),
-        lost=Counter(each.reason for each in committed if each.outcome in (LOST, REFUSED)),
+        lost=dict(Counter(each.reason for each in committed if each.outcome in (LOST, REFUSED))),
         lives=sum(len(each) for each in lives.values()),
         failures=failures,
     )

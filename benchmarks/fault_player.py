@@ -126,12 +126,12 @@ async def play(client: AsyncClient, environment: str, level_seed: int) -> Commit
         executed = 0
         before = ""
         while True:
-            _check(episode, executed)
+            _check(episode.state.observation, level_seed, executed)
             digests.append(episode.state.digest.hex())
             sessions += [episode.session.id] if episode.session.id not in sessions else []
             if episode.done:
                 break
-            await _think(episode)
+            await _think(episode, level_seed)
             assert legal is not None
             actions = turn_of(level_seed, episode.step_index, legal, episode.limits.max_actions_per_turn, before)
             transition = await episode.step(actions)
@@ -150,15 +150,15 @@ async def play(client: AsyncClient, environment: str, level_seed: int) -> Commit
     return committed(FINISHED)
 
 
-def _check(episode: AsyncEpisode, executed: int) -> None:
-    expected = head(mark_of(episode.level_seed), executed)
-    if not episode.state.observation.startswith(expected):
-        raise WrongReply(f"expected {expected!r}, got {episode.state.observation[:60]!r}")
+def _check(observation: str, level_seed: int, executed: int) -> None:
+    expected = head(mark_of(level_seed), executed)
+    if not observation.startswith(expected):
+        raise WrongReply(f"expected {expected!r}, got {observation[:60]!r}")
 
 
-async def _think(episode: AsyncEpisode) -> None:
+async def _think(episode: AsyncEpisode, level_seed: int) -> None:
     least, most = LONG_THINK_SECONDS if episode.limits.max_turns == 1 else THINK_SECONDS
-    await asyncio.sleep(least + (most - least) * Rng(episode.level_seed, THINK_STREAM + episode.step_index).random())
+    await asyncio.sleep(least + (most - least) * Rng(level_seed, THINK_STREAM + episode.step_index).random())
 
 
 async def run(arguments: argparse.Namespace) -> None:
