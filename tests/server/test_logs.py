@@ -134,6 +134,7 @@ async def test_no_client_begins_a_line_of_text(tmp_path):
     assert len(text.splitlines()) == 1
     assert "\x1b" not in text
     assert "all is lost" in text
+    assert TextFormatter().format(record("one\n2030\r\x1b[2J\x85two")).endswith(": one\\x0a2030\\x0d\\x1b[2J\\x85two")
 
 
 def record(message: str = "told") -> logging.LogRecord:

@@ -123,6 +123,23 @@ async def test_a_call_is_a_span(collector):
     assert "secret" not in str(collector.spans)
 
 
+async def test_each_request_of_a_stream_is_a_span(collector):
+    async with serving(DICE, otlp_endpoint=collector.endpoint) as (stub, _):
+        session = (await start(stub)).session_id
+        stream = stub.StepStream(metadata=[("traceparent", TRACEPARENT)])
+        for index in (1, 2):
+            item = pb.StepItem(session_id=session, step_index=index, actions=["roll"])
+            await stream.write(pb.StepStreamRequest(id=index, step=pb.StepRequest(items=[item])))
+            await stream.read()
+        await stream.done_writing()
+        assert await stream.read() is grpc.aio.EOF
+    _, *steps = collector.spans
+    assert len({span.span_id for span in steps}) == 2
+    for span in steps:
+        assert attributes(span) == common("StepStream") | {"turngym.items": 1, "turngym.items.dice": 1}
+        assert (span.trace_id, span.parent_span_id) == (TRACE, PARENT)
+
+
 async def test_a_refused_call_is_an_error(collector):
     async with serving(DICE, otlp_endpoint=collector.endpoint) as (stub, _):
         with pytest.raises(grpc.aio.AioRpcError):
