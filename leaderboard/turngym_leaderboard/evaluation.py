@@ -6,11 +6,11 @@ The rows of a record are the random player, the agents in the order given, and t
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from turngym_client import Client, EnvironmentInfo, ServerInfo
+from turngym_client import Client, EnvironmentInfo, ServerInfo, Split
 from turngym_leaderboard import summary
 from turngym_leaderboard.agents import Agent, AgentUnavailable
 from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
-from turngym_leaderboard.protocol import Protocol, Selection, select_instances
+from turngym_leaderboard.protocol import Protocol, Selection, plays_level_file, select_instances
 from turngym_leaderboard.record import (
     EnvironmentRecord,
     ProtocolRecord,
@@ -113,6 +113,11 @@ def _check_split(protocol: Protocol, details: EnvironmentInfo, information: Serv
         return
     served = [split.value for split, told in details.splits.items() if told.served]
     what = f"the server does not serve split {protocol.split.value} of {protocol.environment}"
+    if plays_level_file(details.options_json) and details.splits[Split.ALL].served:
+        raise CannotEvaluate(
+            f"{what}: it plays a level file, which is divided only where it has 200 held-out worlds. "
+            "Play it with --split all"
+        )
     if protocol.split in information.splits:
         raise CannotEvaluate(
             f"{what}: under these options it has too few worlds to be divided. "

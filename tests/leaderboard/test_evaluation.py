@@ -182,6 +182,8 @@ def test_a_level_file_is_played_from_its_first_level_to_its_last(tmp_path):
     arguments = ("--env", "sokoban", "--option", f"levels={tmp_path / 'levels.xsb'}")
     protocol = Protocol(split=Split.ALL, instances=10, limits=Limits())
     with ServerProcess(*arguments) as running, connect(running.address) as client:
+        with pytest.raises(CannotEvaluate, match=r"it plays a level file.* Play it with --split all"):
+            evaluate(client, SMALL, [])
         record = evaluate(client, protocol, []).record
         assert verify(client, record) == []
         moved = tampered(record, level_seed=1)
