@@ -12,6 +12,7 @@ from broken_server import Passthrough, in_front_of
 from sample_environments import THREADED_DICE, Dice, DiceOptions, make_spec
 from server_process import ServerProcess
 from serving import serving
+from token_files import write_tokens
 
 from turngym_server.conformance import Finding, Verdict, check, expect
 from turngym_server.conformance.__main__ import main
@@ -65,7 +66,13 @@ DEFECTS = [
     (broken_server.SaysNotWhy, "Errors: each must carry google.rpc.ErrorInfo"),
     (broken_server.MixesSplits, "Splits: a world's split must be that of its id"),
 ]
-NEVER_CHECKED_HERE = {"calls_without_a_token", "tools_are_described", "listed_addresses_answer", "expired_sessions"}
+NEVER_CHECKED_HERE = {
+    "calls_without_a_token",
+    "sessions_of_another_token",
+    "tools_are_described",
+    "listed_addresses_answer",
+    "expired_sessions",
+}
 """Rules that the environments and the server of the test give no occasion for."""
 
 
@@ -110,6 +117,33 @@ async def test_a_server_of_few_splits_and_short_leases_passes():
             found = await findings(server.address, "dice", words=words)
             assert of(found, Verdict.FAILS) == []
         assert of(found, Verdict.HOLDS)
+
+
+async def test_a_server_of_tokens_passes(tmp_path):
+    bearers = write_tokens(tmp_path / "tokens", ann="train", bob='role = "evaluate"\nrequests_per_second = 1000')
+    async with serving(DICE, tokens=tmp_path / "tokens") as (_, server):
+
+        def ask(words: str) -> list[Finding]:
+            with dial(server.address) as channel:
+                connection = Connection(channel, bearers["ann"], other_metadata=bearers["bob"])
+                return list(check(connection, ["dice"], words))
+
+        access = await asyncio.to_thread(ask, "Access:")
+        assert [finding.verdict for finding in access] == [Verdict.HOLDS] * 2
+        assert of(await asyncio.to_thread(ask, "Splits:"), Verdict.FAILS) == []
+
+
+async def test_what_a_quota_keeps_the_kit_from_is_skipped(tmp_path):
+    bearers = write_tokens(tmp_path / "tokens", ann='role = "train"\nmax_sessions = 2')
+    async with serving(DICE, tokens=tmp_path / "tokens") as (_, server):
+
+        def ask() -> list[Finding]:
+            with dial(server.address) as channel:
+                return list(check(Connection(channel, bearers["ann"], patience=0.0), ["dice"], "all differ"))
+
+        (finding,) = await asyncio.to_thread(ask)
+    assert finding.verdict is Verdict.SKIPPED
+    assert "SESSION_LIMIT" in finding.detail
 
 
 async def test_a_server_of_four_workers_passes():

@@ -32,6 +32,9 @@ def conformance(
         typer.Option(help="Environment to check with. May be given several times.  [default: all that are served]"),
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="File that holds the bearer token to send.")] = None,
+    other_token_file: Annotated[
+        Path | None, typer.Option(help="File that holds another's token, whose sessions must be out of reach.")
+    ] = None,
     tls_ca: Annotated[
         Path | None, typer.Option(help="File of the certificates (PEM) that vouch for the server; makes the call TLS.")
     ] = None,
@@ -39,10 +42,11 @@ def conformance(
     verbose: Annotated[bool, typer.Option("--verbose", help="Print the rules that hold too.")] = False,
 ) -> None:
     """Checks a server against the contract of environment.proto, and prints what fails."""
-    metadata = [("authorization", f"Bearer {_one_line(token_file)}")] if token_file else []
+    metadata = _bearer(token_file) if token_file else []
+    other_metadata = _bearer(other_token_file) if other_token_file else None
     dial_it = functools.partial(dial, tls_ca=tls_ca.read_bytes() if tls_ca else None)
     with dial_it(address) as channel:
-        connection = Connection(channel, metadata, dial_it)
+        connection = Connection(channel, metadata, dial_it, other_metadata)
         try:
             ids = env or [each.id for each in connection.list_environments(page_size=PAGE).environments]
             if not ids:
@@ -62,12 +66,12 @@ def conformance(
         raise SystemExit(FAILED)
 
 
-def _one_line(path: Path) -> str:
-    """What the file holds. Raises ValueError, which does not show it, unless that is one word."""
+def _bearer(path: Path) -> list[tuple[str, str]]:
+    """The metadata that carries the file's token. Raises ValueError, which does not show it, unless it is one word."""
     words = path.read_text(encoding="utf-8").split()
     if len(words) != 1:
         raise ValueError(f"{path} holds {len(words)} words; expected one token")
-    return words[0]
+    return [("authorization", f"Bearer {words[0]}")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

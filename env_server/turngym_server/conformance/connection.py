@@ -20,7 +20,7 @@ from turngym_server.conformance.raw import field, items_field
 SERVICE: Final = "turngym.v1.EnvironmentService"
 CALL_SECONDS: Final = 30.0
 PATIENCE_SECONDS: Final = 20.0
-"""How long a call may be sent again where the server is too busy. What is in vain for so long is not tried again."""
+"""Long enough for sessions to end and quotas to fill up. What is in vain for so long is not tried again."""
 MAX_MESSAGE_BYTES: Final = 64 << 20
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -60,6 +60,8 @@ class Connection:
         channel: to the server.
         metadata: sent with each call, a token for example.
         dial: opens a channel to another address of the server.
+        other_metadata: of another caller, one with another token; None: there is no other.
+        patience: seconds for which a call is sent again where the server is too busy.
     """
 
     def __init__(
@@ -67,10 +69,14 @@ class Connection:
         channel: grpc.Channel,
         metadata: Sequence[tuple[str, str]] = (),
         dial: Callable[[str], grpc.Channel] = dial,
+        other_metadata: Sequence[tuple[str, str]] | None = None,
+        patience: float = PATIENCE_SECONDS,
     ) -> None:
         self.channel = channel
         self.dial = dial
         self.errors: list[tuple[str, status_pb2.Status]] = []
+        self._other = other_metadata
+        self._patience = patience
         self._given_up: set[str] = set()
         self._given = tuple(metadata)
         self._metadata = (("turngym-client", secrets.token_hex(16)), *self._given)
@@ -79,6 +85,10 @@ class Connection:
     def another_client(self) -> Connection:
         """The same server, called under another client's name."""
         return Connection(self.channel, self._given, self.dial)
+
+    def another_caller(self) -> Connection | None:
+        """The same server, called with another token; None where there is no other."""
+        return None if self._other is None else Connection(self.channel, self._other, self.dial)
 
     @contextlib.contextmanager
     def at(self, address: str) -> Generator[Connection]:
@@ -156,7 +166,7 @@ class Connection:
         *,
         patient: bool = True,
     ) -> ReplyT:
-        give_up = time.monotonic() + PATIENCE_SECONDS
+        give_up = time.monotonic() + self._patience
         while True:
             try:
                 return self._answer(rpc, lambda: method(request, timeout=CALL_SECONDS, metadata=self._metadata))
