@@ -15,7 +15,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -29,13 +29,16 @@ from turngym.v1 import environment_pb2 as pb
 from turngym_server import wire
 from turngym_server.batches import (
     MAX_BATCH_ITEMS,
+    STREAMED_STEP_FIELD,
     first_then_stragglers,
+    frame,
     reply,
     request_id_of,
     reset_error,
     session_id_of,
     step_error,
     step_pending,
+    unframe,
 )
 from turngym_server.call import Context
 from turngym_server.errors import ItemError, Reason
@@ -43,6 +46,7 @@ from turngym_server.metrics import MetricsEndpoint, exposition, process_families
 from turngym_server.reflection import serve_reflection
 from turngym_server.requests import MAX_WAIT_SECONDS, REQUEST_ID_BYTES, wait_seconds
 from turngym_server.service import REFLECTED, SERVER_OPTIONS, SERVICE, access_of, bind, host_and_port
+from turngym_server.stream import RequestStream
 from turngym_server.wire import Undecodable
 from turngym_server.workers import Metadata, Order, Worker, WorkerLost, Workers
 
@@ -192,6 +196,7 @@ class Front:
         self._rotation = itertools.count()
         self._remembered: dict[bytes, Worker] = {}
         self._draining = False
+        self._streams: set[RequestStream] = set()
         self._metrics: MetricsEndpoint | None = None
 
     @property
@@ -235,7 +240,9 @@ class Front:
         await self._end()
 
     async def _end(self) -> None:
-        await self._server.stop(None)
+        for stream in self._streams:
+            stream.stop()
+        await self._server.stop(SLACK_SECONDS)
         if self._metrics is not None:
             await self._metrics.close()
 
@@ -263,9 +270,11 @@ class Front:
             "GetEnvironment": functools.partial(self._to_anyone, "GetEnvironment"),
             **{rpc.name: functools.partial(self._to_owners, rpc) for rpc in BATCHED},
         }
-        return grpc.method_handlers_generic_handler(
-            SERVICE, {name: grpc.unary_unary_rpc_method_handler(_refusing(method)) for name, method in methods.items()}
-        )
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            name: grpc.unary_unary_rpc_method_handler(_refusing(method)) for name, method in methods.items()
+        }
+        handlers["StepStream"] = grpc.stream_stream_rpc_method_handler(self._step_stream)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     async def _get_server(self, data: bytes, context: Context) -> bytes:
         """What the workers are together."""
@@ -315,6 +324,25 @@ class Front:
                 return answer
             left = [place for worker in parts for place in merged.take(worker, parts[worker], answers[worker])]
         return merged.reply()
+
+    async def _step_stream(self, _requests: object, context: Context) -> None:
+        """Passes each request of the stream on as a Step call."""
+
+        async def answer(data: bytes) -> bytes:
+            request_id, request = _streamed(data)
+            try:
+                response = await self._to_owners(STEP, request, context)
+            except Refusal as refusal:
+                error = refusal.status.SerializeToString()
+                return frame(request_id, pb.StepStreamResponse.ERROR_FIELD_NUMBER, error)
+            return frame(request_id, pb.StepStreamResponse.STEP_FIELD_NUMBER, response)
+
+        stream = RequestStream(context, answer)
+        self._streams.add(stream)
+        try:
+            await stream.run()
+        finally:
+            self._streams.discard(stream)
 
     def _route(self, merged: "_Merged", places: Iterable[int]) -> Mapping[Worker, Sequence[int]]:
         """Which worker each of these items goes to.
@@ -408,6 +436,17 @@ class _Merged:
         if pending is None:
             return b"".join([wire.bytes_field(wire.ITEMS_FIELD, outcome or b"") for outcome in self._outcomes])
         return reply(self._outcomes, lambda place: pending(self.items[place]))
+
+
+def _streamed(data: bytes) -> tuple[int, bytes]:
+    """The id of a StepStreamRequest, and the StepRequest in it, as bytes."""
+    request_id, step = unframe(data)
+    if not isinstance(step, bytes):
+        return request_id, step.SerializeToString()
+    try:
+        return request_id, b"".join(wire.take_apart(pb.StepStreamRequest, step, STREAMED_STEP_FIELD).items)
+    except DecodeError:
+        return request_id, step  # No more a StepRequest than it is anything else: a worker says so.
 
 
 async def _call_all(

@@ -212,7 +212,8 @@ class _Template:
             self._process = subprocess.Popen(  # noqa: S603
                 COMMAND,
                 stdin=theirs.fileno(),
-                env={**os.environ, "PYTHONPATH": python_path()},
+                # A library's own threads would not survive the fork, and one processor is an instance's share.
+                env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": python_path()},
                 process_group=0,  # A terminal's Ctrl-C is for the server, which lets running turns finish.
             )
         if reason := self._reason_not_to_start(spec):

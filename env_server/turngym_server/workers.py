@@ -44,7 +44,7 @@ BACKOFF_FIRST: Final = 0.1
 BACKOFF_MOST: Final = 30.0
 SETTLED_SECONDS: Final = 10.0
 """A worker that served for so long is replaced without a pause."""
-START_TRIES: Final = 5
+START_TRIES: Final = 4
 """After so many failures to start a worker, with no other one serving, the front gives up."""
 PROBE_SECONDS: Final = 5.0
 METRICS_SECONDS: Final = 2.0

@@ -225,6 +225,24 @@ async def test_a_batch_over_all_workers(stub):
     assert (await stub.GetServer(pb.GetServerRequest())).sessions == 0
 
 
+async def test_a_stream_over_all_workers(stub):
+    sessions = await one_of_each_worker(stub)
+    call = stub.StepStream()
+    for number, session in enumerate(sessions, start=1):
+        item = pb.StepItem(session_id=session.session_id, step_index=1, actions=["roll"])
+        await call.write(pb.StepStreamRequest(id=number, step=pb.StepRequest(items=[item])))
+    await call.write(pb.StepStreamRequest(id=9))
+    await call.done_writing()
+    answers = {answer.id: answer async for answer in call}
+    assert sorted(answers) == [1, 2, 3, 4, 9]
+    assert reason(answers.pop(9).error) == "INVALID_ITEM"
+    for number, answer in answers.items():
+        (outcome,) = answer.step.outcomes
+        assert outcome.session_id == sessions[number - 1].session_id
+        assert outcome.HasField("transition")
+    await close(stub, sessions)
+
+
 async def test_an_undecodable_item_fails_alone(four: Process, stub):
     sessions = await one_of_each_worker(stub)
     items = [pb.StepItem(session_id=each.session_id, step_index=1, actions=["roll"]) for each in sessions]
@@ -486,6 +504,19 @@ def test_a_worker_that_cannot_start(tmp_path):
     result = run("--port", "0", "--max-sessions", "1")
     assert result.returncode == 2
     assert "--max-sessions 1 with --workers 2" in result.stderr
+
+
+def test_a_front_whose_workers_cannot_come_back_ends(begin, tmp_path):
+    levels = tmp_path / "levels"
+    levels.write_text("4 5")
+    process = begin("--port", "0", "--option", f"levels={levels}", workers=2)
+    levels.unlink()
+    for pid in process.workers():
+        os.kill(pid, signal.SIGKILL)
+    assert process.popen.wait(timeout=2 * PATIENCE) == 2
+    last = process.popen.stderr.read().splitlines()[-1]
+    assert last.startswith("env_server: ")
+    assert str(levels) in last
 
 
 def test_options_reach_the_workers_but_not_the_process_list(two: Process):
