@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sample_environments import DICE, FAULTY, GATE, THREADED_DICE, THREADED_FAULTY
 from server_process import ServerProcess
 from serving import Clock, request_id, reset_item, serving, start, step
+from token_files import bearer, write_tokens
 
 import turngym
 from turngym.v1 import environment_pb2 as pb
@@ -23,6 +24,7 @@ from turngym.v1 import environment_pb2_grpc
 from turngym_server.counts import BATCH_ITEMS, Histogram
 from turngym_server.metrics import METRICS_METHOD
 from turngym_server.snapshot import read
+from turngym_server.tokens import new_token
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -248,6 +250,21 @@ async def test_no_client_chooses_a_label():
         text = await asyncio.to_thread(_get, server.metrics_url)
     assert "injected" not in text
     assert "hostile" not in text
+
+
+async def test_who_is_turned_away_is_counted_and_no_token_told(tmp_path):
+    tokens = write_tokens(tmp_path / "tokens.toml", alice="train")
+    async with serving(DICE, metrics_port=0, tokens=tmp_path / "tokens.toml") as (stub, server):
+        held_out = pb.ResetRequest(items=[reset_item(split=pb.SPLIT_HELD_OUT)])
+        for metadata in ((), bearer(new_token("alice"))):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stub.Reset(held_out, metadata=metadata)
+        await stub.Reset(held_out, metadata=tokens["alice"])
+        text = await asyncio.to_thread(_get, server.metrics_url)
+        samples = await scrape(server)
+    assert values(samples, "calls_refused_total") == {("UNAUTHENTICATED", "UNAUTHENTICATED", "Reset"): 2}
+    assert values(samples, "item_errors_total") == {("PERMISSION_DENIED", "SPLIT_NOT_SERVED", "Reset"): 1}
+    assert "alice" not in text
 
 
 async def test_a_port_that_is_taken():

@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from sample_environments import DICE, FAULTY
 from serving import request_id, reset_item, serving, start
+from token_files import write_tokens
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.tracing import traces_url
@@ -148,6 +149,19 @@ async def test_a_refused_call_is_an_error(collector):
     assert attributes(span) == common("Step", code=grpc.StatusCode.INVALID_ARGUMENT.value[0]) | {"turngym.items": 0}
     assert (span.status.code, span.status.message) == (Status.STATUS_CODE_ERROR, "INVALID_ITEM")
     assert not span.events
+
+
+async def test_a_span_names_the_token_that_it_never_holds(collector, tmp_path):
+    tokens = write_tokens(tmp_path / "tokens.toml", alice="train")
+    async with serving(DICE, otlp_endpoint=collector.endpoint, tokens=tmp_path / "tokens.toml") as (stub, _):
+        await stub.KeepAlive(pb.KeepAliveRequest(session_ids=["nobody's"]), metadata=tokens["alice"])
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.KeepAlive(pb.KeepAliveRequest(session_ids=["nobody's"]))
+    let_in, turned_away = collector.spans
+    assert "alice" in str(attributes(let_in)["turngym.caller"])
+    assert attributes(turned_away)["rpc.grpc.status_code"] == grpc.StatusCode.UNAUTHENTICATED.value[0]
+    secret = tokens["alice"][0][1].removeprefix("Bearer ")
+    assert secret not in str(collector.spans)
 
 
 async def test_a_collector_that_is_away_harms_nobody():
