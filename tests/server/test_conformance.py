@@ -208,6 +208,7 @@ async def test_what_differs_is_named():
         (["SERVER", "--rule", "nothing of the kind"], "nothing of the kind"),
         (["SERVER", "--token-file", "/no/such/file"], "/no/such/file"),
         (["SERVER", "--tls-ca", "/no/such/file"], "/no/such/file"),
+        (["SERVER", "--tls-cert", "/no/such/file"], "--tls-key"),
         (["SERVER", "--evn", "dice"], "--evn"),
     ],
 )

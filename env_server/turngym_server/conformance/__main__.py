@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final, cast
 
+import grpc
 import typer
 
 from turngym_server.conformance.connection import CallFailed, Connection, dial
@@ -38,13 +39,17 @@ def conformance(
     tls_ca: Annotated[
         Path | None, typer.Option(help="File of the certificates (PEM) that vouch for the server; makes the call TLS.")
     ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="File of the kit's own certificate (PEM), where the server asks for one.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="File of the key (PEM) of that certificate.")] = None,
     rule: Annotated[str, typer.Option(help="Only the rules whose sentences hold these words.")] = "",
     verbose: Annotated[bool, typer.Option("--verbose", help="Print the rules that hold too.")] = False,
 ) -> None:
     """Checks a server against the contract of environment.proto, and prints what fails."""
     metadata = _bearer(token_file) if token_file else []
     other_metadata = _bearer(other_token_file) if other_token_file else None
-    dial_it = functools.partial(dial, tls_ca=tls_ca.read_bytes() if tls_ca else None)
+    dial_it = functools.partial(dial, credentials=_credentials(tls_ca, tls_cert, tls_key))
     with dial_it(address) as channel:
         connection = Connection(channel, metadata, dial_it, other_metadata)
         try:
@@ -64,6 +69,17 @@ def conformance(
     typer.echo(f"{address} with {', '.join(ids)}: {holds} hold, {fails} fail, {skipped} skipped")
     if fails:
         raise SystemExit(FAILED)
+
+
+def _credentials(ca: Path | None, certificate: Path | None, key: Path | None) -> grpc.ChannelCredentials | None:
+    """What TLS needs; None: no TLS. Raises ValueError where one of the files is not enough without another."""
+    if (certificate is None) != (key is None) or (certificate and not ca):
+        raise ValueError("--tls-cert needs --tls-key, the other way round too, and both need --tls-ca")
+    if ca is None:
+        return None
+    return grpc.ssl_channel_credentials(
+        ca.read_bytes(), key.read_bytes() if key else None, certificate.read_bytes() if certificate else None
+    )
 
 
 def _bearer(path: Path) -> list[tuple[str, str]]:

@@ -32,11 +32,11 @@ RequestT = TypeVar("RequestT", bound=Message)
 ReplyT = TypeVar("ReplyT", bound=Message)
 
 
-def dial(address: str, tls_ca: bytes | None = None) -> grpc.Channel:
-    """A channel to host:port. With `tls_ca`, certificates in PEM, by TLS."""
-    if tls_ca is None:
+def dial(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
+    """A channel to host:port; with `credentials` by TLS."""
+    if credentials is None:
         return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(tls_ca), options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
 
 
 class CallFailed(Exception):
