@@ -9,6 +9,7 @@ from board import ACTIONS, Board
 from turngym_server.environment import ActionResult, Environment, Limits, Options, Start, register
 from turngym_server.rng import Rng
 
+ID = "board"
 ENDLESS = Limits(max_turns=10**6, max_actions=10**6, max_actions_per_turn=1)
 
 
@@ -17,7 +18,7 @@ class BoardOptions(Options):
 
 
 @register(
-    id="board",
+    id=ID,
     version="1.0",
     family="board",
     summary="Sokoban in plain Python, for comparing stacks.",
