@@ -1,7 +1,8 @@
 """What the client takes to import, and what a session takes beside its environment.
 
 Import: a fresh interpreter that imports `turngym_client`, in turns with one that imports nothing; seconds of wall clock
-and of CPU, and the most memory that the whole process had resident. The first turn, which reads the disk, is left out.
+and of CPU, and the most memory that the whole process had resident, by /proc. The first turn, which reads the disk, is
+left out.
 
 Session: a server in this process is asked for `SESSIONS` episodes of `board`, in each of which a few turns are played;
 then all are closed, which frees their environments and nothing else, since a session's result can still be asked for.
@@ -45,14 +46,15 @@ SESSIONS: Final = 1_000
 TURNS: Final = 3
 BATCH: Final = 100
 PROBE: Final = """
-import json, resource, sys, time
+import json, re, sys, time
 wall, cpu = time.perf_counter(), time.process_time()
 for module in sys.argv[1:]:
     __import__(module)
 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-unit = 1 if sys.platform == "darwin" else 1024
-print(json.dumps([wall, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6]))
+[kibibytes] = re.findall(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())
+print(json.dumps([wall, cpu, int(kibibytes) * 1024 / 1e6]))
 """
+"""getrusage would tell the memory of this process, from which the new one was forked."""
 
 
 @dataclass(frozen=True)

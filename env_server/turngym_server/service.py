@@ -418,18 +418,19 @@ class EnvironmentService:
             raise ItemError(Reason.DRAINING, "the server is shutting down; start or resume episodes on another")
         self.table.admit(caller, count)
 
-    async def _make(self, creation: Creation, make: Callable[[], Awaitable[Session]]) -> Session | ItemError:
-        """Makes the session, and says so in the table."""
+    async def _make(self, creation: Creation, make: Callable[[], Awaitable[Session]]) -> None:
+        """Makes the session, and says in the table what came of it."""
         try:
             session = await make()
         except ItemError as error:
+            creation.error = error
             self.table.not_made(creation)
-            return error
         except BaseException:
             self.table.not_made(creation)
             raise
-        self.table.made(creation, session)
-        return session
+        else:
+            self.table.made(creation, session)
+        creation.task = None
 
     async def _start(self, caller: Caller, host: EnvironmentHost, plan: Plan, want_legal: bool) -> Session:
         """Starts or resumes an episode in a thread.
@@ -508,10 +509,13 @@ class EnvironmentService:
 
     async def _reset_outcome(self, creation: Creation, want_legal: bool, call: Call) -> bytes:
         """The serialised ResetOutcome of a creation, once it is made."""
-        await asyncio.wait({creation.task})
-        made = creation.task.result()
-        if isinstance(made, ItemError):
-            return reset_error(creation.request_id, call.failed(made))
+        if (task := creation.task) is not None:
+            await asyncio.wait({task})
+            task.result()
+        if creation.error is not None:
+            return reset_error(creation.request_id, call.failed(creation.error))
+        made = creation.session
+        assert made is not None
         started = made.started()
         started.lease_seconds = self.table.lease_seconds
         if want_legal:

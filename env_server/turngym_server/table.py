@@ -7,7 +7,7 @@ import asyncio
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from turngym_server.caller import Caller
@@ -27,8 +27,9 @@ class Creation:
 
     Attributes:
         fingerprint: of the item that asked for it.
-        task: makes it; never raises.
+        task: makes it; None once it has, as a finished task takes more memory than all the rest.
         session: once it is made. Kept after its end, so that the same request gets the same answer.
+        error: why it could not be made.
         ended: the session has been closed, has expired, or could not be made.
         expired: its lease ran out.
     """
@@ -36,8 +37,9 @@ class Creation:
     caller: Caller
     request_id: bytes
     fingerprint: bytes
-    task: "asyncio.Task[Session | ItemError]" = field(init=False)
+    task: "asyncio.Task[None] | None" = None
     session: Session | None = None
+    error: ItemError | None = None
     ended: bool = False
     expired: bool = False
 
