@@ -315,8 +315,10 @@ class MixesSplits(Rewriting):
 
 
 @contextlib.asynccontextmanager
-async def in_front_of(address: str, defect: type[Passthrough]) -> AsyncIterator[str]:
-    """Serves `defect` before the server at `address`; gives its own address."""
+async def in_front_of(
+    address: str, defect: type[Passthrough], credentials: grpc.ServerCredentials | None = None
+) -> AsyncIterator[str]:
+    """Serves `defect` before the server at `address`, with `credentials` by TLS; gives its own address."""
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         broken = defect(channel)
         server = grpc.aio.server(options=CHANNEL_OPTIONS)
@@ -337,7 +339,8 @@ async def in_front_of(address: str, defect: type[Passthrough]) -> AsyncIterator[
                 _Health(channel),
             )
         )
-        port = server.add_insecure_port("127.0.0.1:0")
+        here = "127.0.0.1:0"
+        port = server.add_secure_port(here, credentials) if credentials else server.add_insecure_port(here)
         await server.start()
         try:
             yield f"127.0.0.1:{port}"

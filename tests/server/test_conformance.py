@@ -7,8 +7,10 @@ from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 
 import broken_server
+import grpc
 import pytest
 from broken_server import Passthrough, in_front_of
+from certificates import Authority
 from sample_environments import THREADED_DICE, Dice, DiceOptions, make_spec
 from server_process import ServerProcess
 from serving import serving
@@ -197,6 +199,24 @@ async def test_what_differs_is_named():
     digest = "[0-9a-f]{64}"
     expected = f"the start differs in digest, which is {digest}, expected {digest}"
     assert re.fullmatch(expected, finding.detail), finding.detail
+
+
+async def test_the_command_over_mutual_tls(tmp_path):
+    authority = Authority()
+    ours, theirs = authority.issue("kit"), authority.issue("server")
+    for name, pem in (("ca", authority.pem), ("key", ours[0]), ("cert", ours[1])):
+        (tmp_path / name).write_bytes(pem)
+    tls = ("--tls-ca", str(tmp_path / "ca"))
+    mutual = (*tls, "--tls-key", str(tmp_path / "key"), "--tls-cert", str(tmp_path / "cert"))
+    credentials = grpc.ssl_server_credentials([theirs], authority.pem, require_client_auth=True)
+    async with serving(DICE) as (_, server), in_front_of(server.address, Passthrough, credentials) as address:
+        status, printed, errors = await run(address, *mutual, "--rule", "Close:")
+        assert (status, errors) == (0, "")
+        assert printed.endswith(" 4 hold, 0 fail, 0 skipped\n")
+        for too_little in (tls, ()):
+            status, _, errors = await run(address, *too_little)
+            assert status == 2
+            assert "UNAVAILABLE" in errors
 
 
 @pytest.mark.parametrize(
