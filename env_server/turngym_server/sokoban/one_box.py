@@ -22,8 +22,8 @@ class _Shape:
 
     Attributes:
         stride: from a cell to the one below.
-        lane: bits of a lane.
-        lanes: for each cell of the box, its lane.
+        lane: bits of a lane, whole bytes of them.
+        places: for each cell of the box, its lane's bytes.
         ones: bit 0 of every lane.
         together: in every lane, the box's own cell, where no player stands.
         beside: for each direction of a push, in the order of `deltas`: the states whose player just pushed so.
@@ -31,7 +31,7 @@ class _Shape:
 
     stride: int
     lane: int
-    lanes: tuple[int, ...]
+    places: tuple[slice, ...]
     ones: int
     together: int
     beside: tuple[int, int, int, int]
@@ -44,7 +44,8 @@ class _Shape:
 @lru_cache(maxsize=64)
 def _shape(width: int, height: int) -> _Shape:
     stride = width + 1
-    lane = (height - 1) * stride
+    lane_bytes = ((height - 1) * stride + 7) // 8
+    lane = 8 * lane_bytes
     boxes = range((height - 2) * stride)
 
     def standing(delta: int) -> int:
@@ -53,7 +54,7 @@ def _shape(width: int, height: int) -> _Shape:
     return _Shape(
         stride=stride,
         lane=lane,
-        lanes=tuple(((1 << lane) - 1) << box * lane for box in boxes),
+        places=tuple(slice(box * lane_bytes, (box + 1) * lane_bytes) for box in boxes),
         ones=sum(1 << box * lane for box in boxes),
         together=standing(0),
         beside=(standing(stride), standing(-stride), standing(1), standing(-1)),
@@ -111,7 +112,7 @@ class _Starts:
         self._target = target
         self._solved = floor << target * shape.lane
         # No start has its box on the target.
-        self._open = floor * shape.ones & ~(shape.together | shape.lanes[target])
+        self._open = floor * shape.ones & ~(shape.together | (1 << shape.lane) - 1 << target * shape.lane)
         self._last = self._pulled(self._solved)
 
     def _pulled(self, states: int) -> int:
@@ -158,34 +159,40 @@ class _Starts:
 
     def nth_box(self, layers: Sequence[int], states: int, n: int) -> int:
         """The box of the n-th of some states of the last layer, in the order in which a search box by box meets it."""
-        box = ((states & -states).bit_length() - 1) // self._shape.lane
-        if not states & ~self._shape.lanes[box]:
+        lane = self._shape.lane
+        box = ((states & -states).bit_length() - 1) // lane
+        if states.bit_length() <= (box + 1) * lane:
             return box
         order: Iterable[int] = (self._target,)
         for before, after in itertools.pairwise((self._solved, *layers)):
             order = self._met(order, before, after)
+        by_box = self._in_bytes(states)
         for box in order:
-            count = (states & self._shape.lanes[box]).bit_count()
+            count = int.from_bytes(by_box[self._shape.places[box]]).bit_count()
             if n < count:
                 return box
             n -= count
         raise ValueError("fewer states than n in the lanes of the layer")
 
+    def _in_bytes(self, states: int) -> bytes:
+        return states.to_bytes(len(self._shape.places) * self._shape.lane // 8, "little")
+
     def _met(self, order: Iterable[int], before: int, after: int) -> Iterable[int]:
         """The boxes of a layer, from those of the layer before: each meets itself by walking, then others by pulls."""
-        lanes, step = self._shape.lanes, self._shape.lane + 1
-        walks = self._walked(before) & after
+        places, step = self._shape.places, self._shape.lane + 1
+        none = bytes(self._shape.lane // 8)
+        walks = self._in_bytes(self._walked(before) & after)
         pulls = [
-            (delta, states)
+            (delta, self._in_bytes(states))
             for delta, beside in zip(self._shape.deltas, self._shape.beside, strict=True)
             if (states := before & beside & shift(after, delta * step))
         ]
         met: dict[int, None] = {}
         for box in order:
-            lane = lanes[box]
-            if walks & lane:
+            place = places[box]
+            if walks[place] != none:
                 met[box] = None
             for delta, states in pulls:
-                if states & lane:
+                if states[place] != none:
                     met[box - delta] = None
         return met
