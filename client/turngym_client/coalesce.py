@@ -1,7 +1,9 @@
 """Joins concurrent items into few requests, without a timer.
 
 What is submitted while no request is under way leaves at once (with all else of the same turn of the event loop); what
-comes while one is under way leaves together when it returns. So one caller pays no wait, and 64 share one request.
+comes while one is under way leaves together when it returns. So one caller pays no wait, and 64 share few requests.
+Where there are enough items for two requests, two are under way at a time, so that the server plays one while this side
+reads and writes the other.
 
 An item that comes back unfinished (None) is sent again apart from the fresh ones, so that a slow item never holds a
 quick one up: fresh requests ask for an answer within `FRESH_WAIT`, and only repeated ones wait long.
@@ -21,8 +23,10 @@ FRESH_WAIT: Final = 0.01
 """Seconds that a request of fresh items lets the server wait for the last of them."""
 REPEATED_WAIT: Final = 0.5
 """The same for a request of items that were unfinished before."""
+SIDE_BY_SIDE: Final = 16
+"""Least items of each of two requests that are under way at a time. Fewer would not pay for a request of their own."""
 MAX_FRESH: Final = 4
-"""Requests of fresh items under way; more than one only while each is full."""
+"""Requests of fresh items under way; more than two only while each is full."""
 MAX_REPEATED: Final = 8
 """Requests of repeated items under way."""
 
@@ -95,22 +99,27 @@ class Coalescer(Generic[ItemT, ResultT]):
 
     def _flush(self) -> None:
         self._flush_is_due = False
-        while self._fresh and (
-            self._fresh_under_way == 0 or (self._fresh_under_way < MAX_FRESH and len(self._fresh) >= self._max_items())
-        ):
-            if batch := self._take(self._fresh):
+        while most := self._fresh_items():
+            if batch := self._take(self._fresh, most):
                 self._fresh_under_way += 1
                 self._start(batch, FRESH_WAIT)
         while self._repeated and self._repeated_under_way < MAX_REPEATED:
-            if batch := self._take(self._repeated):
+            if batch := self._take(self._repeated, self._max_items()):
                 self._repeated_under_way += 1
                 self._start(batch, REPEATED_WAIT)
 
-    def _take(self, queue: deque[_Waiting[ItemT, ResultT]]) -> list[_Waiting[ItemT, ResultT]]:
+    def _fresh_items(self) -> int:
+        """How many fresh items may leave now in one more request."""
+        ready, most = len(self._fresh), self._max_items()
+        if self._fresh_under_way == 0:
+            return min(most, (ready + 1) // 2 if ready >= 2 * SIDE_BY_SIDE else ready)
+        least = min(SIDE_BY_SIDE, most) if self._fresh_under_way == 1 else most
+        return min(most, ready) if ready >= least and self._fresh_under_way < MAX_FRESH else 0
+
+    def _take(self, queue: deque[_Waiting[ItemT, ResultT]], most: int) -> list[_Waiting[ItemT, ResultT]]:
         """The front of the queue, as much as fits in one request, without what nobody waits for any more."""
         batch: list[_Waiting[ItemT, ResultT]] = []
         size = 0
-        most = self._max_items()
         while queue and len(batch) < most:
             if batch and size + queue[0].size > self._max_bytes:
                 break

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from turngym_client.coalesce import FRESH_WAIT, MAX_FRESH, REPEATED_WAIT, Coalescer
+from turngym_client.coalesce import FRESH_WAIT, MAX_FRESH, REPEATED_WAIT, SIDE_BY_SIDE, Coalescer
 
 
 class Line:
@@ -100,6 +100,29 @@ async def test_a_request_is_bounded_in_items_and_more_go_at_once_only_when_full(
         await line.answer(number, 5, 6)
     assert line.sent()[5:] == [["k"]]
     await line.answer(5, 11)
+
+
+async def test_many_are_two_requests_side_by_side():
+    line = Line()
+    lane = coalescer(line)
+    results = [lane.submit(str(number)) for number in range(2 * SIDE_BY_SIDE + 1)]
+    await settle()
+    assert [len(items) for items in line.sent()] == [SIDE_BY_SIDE + 1, SIDE_BY_SIDE]
+    assert line.sent()[0] + line.sent()[1] == [str(number) for number in range(2 * SIDE_BY_SIDE + 1)]
+    # What the first brings back leaves beside the second, but only if it is enough.
+    results += [lane.submit("late") for _ in range(SIDE_BY_SIDE - 1)]
+    await line.answer(0, *range(SIDE_BY_SIDE + 1))
+    assert len(line.requests) == 2
+    results.append(lane.submit("last"))
+    await settle()
+    assert [len(items) for items in line.sent()[2:]] == [SIDE_BY_SIDE]
+    # A third leaves only when full.
+    results += [lane.submit("later") for _ in range(SIDE_BY_SIDE)]
+    await settle()
+    assert len(line.requests) == 3
+    for number in (1, 2, 3):
+        await line.answer(number, *range(SIDE_BY_SIDE))
+    assert all(result.done() for result in results)
 
 
 async def test_a_request_is_bounded_in_bytes_and_a_larger_item_travels_alone():

@@ -214,7 +214,7 @@ def test_concurrent_steps_leave_in_few_requests(server):
             return calls
 
     calls = asyncio.run(count())
-    assert calls[0] == 64
+    assert calls[:2] == [32, 32]
     assert sum(calls) <= 2 * 64
     assert len(calls) <= 8
 
