@@ -11,6 +11,7 @@ from turngym_server.conformance.raw import BAD_UTF8, bad_text, items_field
 from turngym_server.conformance.rule import Violation, rule, server_rule
 
 MOST_ITEMS = 64
+MOST_FIELDS = 100_000
 
 
 def _batch_size(probe: Probe) -> int:
@@ -175,6 +176,15 @@ def batches_that_are_too_large(probe: Probe) -> None:
     steps = [pb.StepItem(session_id=UNKNOWN_SESSION, step_index=1, actions=["a"])] * size
     expect.call_refused(lambda: probe.connection.step(pb.StepRequest(items=steps)), "INVALID_ITEM")
     expect.call_refused(lambda: probe.connection.close([UNKNOWN_SESSION] * size), "INVALID_ITEM")
+
+
+@server_rule
+def requests_of_too_many_fields(probe: Probe) -> None:
+    """Batches: a request of over 100,000 fields must be refused with INVALID_ARGUMENT, and one of half as many not."""
+    full = pb.StepItem(session_id=UNKNOWN_SESSION, step_index=1, actions=[""] * MOST_FIELDS)
+    half = pb.StepItem(session_id=UNKNOWN_SESSION, step_index=1, actions=[""] * (MOST_FIELDS // 2))
+    expect.call_refused(lambda: probe.connection.step(pb.StepRequest(items=[full])), "INVALID_ITEM")
+    expect.refused(probe.step([half])[0], "SESSION_UNKNOWN")
 
 
 @server_rule

@@ -75,6 +75,16 @@ def list_in_pages(probe: Probe) -> None:
 
 
 @server_rule
+def page_tokens_of_no_page(probe: Probe) -> None:
+    """ListEnvironments: a page_token that no page gave must be no error; its page begins behind it, in order of ids."""
+    whole = [each.id for each in probe.connection.list_environments(page_size=1_000).environments]
+    for token in ("!", f"{whole[0]}!", "~~~"):
+        page = probe.connection.list_environments(page_size=1_000, page_token=token).environments
+        with expect.case(repr(token)):
+            expect.same([each.id for each in page], [each for each in whole if each > token], "the page")
+
+
+@server_rule
 def page_size_has_a_cap(probe: Probe) -> None:
     """ListEnvironments: a page_size over 1,000 must be refused with INVALID_ARGUMENT."""
     expect.call_refused(lambda: probe.connection.list_environments(page_size=1_001), "INVALID_ITEM")

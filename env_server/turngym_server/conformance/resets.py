@@ -202,7 +202,7 @@ def sealed_seeds(probe: Probe) -> None:
         [probe.item(sealed_seed=b"no seed of any board"), probe.item(sealed_seed=b"nor this", noise_seed=NOISE_SEED)]
     )
     for outcome in outcomes:
-        expect.refused(outcome, "SEALED", "INVALID_ITEM")
+        expect.refused(outcome, "SEALED", "INVALID_ITEM", "NOT_PERMITTED")
 
 
 @rule
