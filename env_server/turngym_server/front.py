@@ -7,6 +7,8 @@ a caller may do is decided by the workers alone.
 
 Of a Reset all new items go to one worker, so they are admitted as a whole or not at all; where it has no room, the next
 one is asked. A retry goes where its request id went before: the front remembers the last `REMEMBERED` of them.
+A Fork goes to the workers of its sessions, each of which admits its own part: where one has no room the call is
+refused, but what others began is there, and found again by the same request ids.
 """
 
 import asyncio

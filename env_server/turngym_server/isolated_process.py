@@ -31,6 +31,8 @@ from turngym_server.lifeline import die_with_parent
 from turngym_server.rng import Rng
 
 MEBIBYTE: Final = 1 << 20
+DESCRIPTORS: Final = 2
+"""That come with a request for a new instance: its connection, and the pipe that is told how it ended."""
 MAX_TRACEBACK_CHARACTERS: Final = 20_000
 
 
@@ -61,6 +63,8 @@ def main() -> None:
         frames.write(control, {"error": f"{type(error).__name__}: {error}"})
         return
     frames.write(control, {"error": ""})
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # One descriptor is kept for each instance.
     gc.freeze()  # Forks share what is never collected.
     Template(control, order).run()
 
@@ -102,22 +106,30 @@ class Template:
     def _obey(self) -> bool:
         """Does what the server wants; False: the server is gone."""
         try:
-            request, descriptors, _, _ = socket.recv_fds(self._control, REQUEST_BYTES, 2)
+            request, descriptors, _, _ = socket.recv_fds(self._control, REQUEST_BYTES, DESCRIPTORS)
         except ConnectionError:
             return False
         if not request:
             return False
         number = int.from_bytes(request[1:], "big")
-        if request[:1] == NEW:
-            connection, status = descriptors
-            self._fork(number, connection, status)
+        if request[:1] == NEW and len(descriptors) == DESCRIPTORS:
+            self._fork(number, *descriptors)
+        elif request[:1] == NEW:  # This process may open no more; the server finds the connection closed.
+            for descriptor in descriptors:
+                os.close(descriptor)
         elif request[:1] == KILL and number in self._numbers:
             _kill_group(self._numbers[number])
         return True
 
     def _fork(self, number: int, connection: int, status: int) -> None:
         template = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            print(f"no process for an isolated environment: {error}", file=sys.stderr, flush=True)
+            os.close(connection)
+            os.close(status)
+            return
         if pid == 0:
             self._be_an_instance(template, connection, status)
         with contextlib.suppress(OSError):  # It has done so itself, or is gone already.

@@ -239,7 +239,8 @@ class Worker:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 self.serving = False
-            return False
+            # Any other refusal is an answer.
+            return error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
         return True
 
     def tell(self, number: signal.Signals) -> None:
