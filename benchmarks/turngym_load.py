@@ -1,4 +1,4 @@
-"""Puts a server of turngym's contract under load, by turngym's client; what is begun anew is closed first."""
+"""Puts a server of turngym's contract under load, by turngym's client; what is begun anew is closed meanwhile."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ async def main(address: str) -> None:
 
         async def begin(count: int, played: Sequence[AsyncEpisode]) -> Sequence[AsyncEpisode]:
             requests = [EpisodeRequest(environment_id="board", level_seed=seed) for seed in range(count)]
-            await client.close_many(played)
-            return await client.reset_many(requests)
+            _, episodes = await asyncio.gather(client.close_many(played), client.reset_many(requests))
+            return episodes
 
         async def step(episode: AsyncEpisode, action: str) -> None:
             state = await episode.step(action)

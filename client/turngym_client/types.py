@@ -138,7 +138,8 @@ def check_seed(name: str, seed: object) -> None:
 
 def check_integer(name: str, value: object, most: int) -> None:
     """Raises TypeError or ValueError unless `value` is an integer, NumPy's included, in 0 … `most`."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+    # Whether a value is an instance of a protocol takes Python 20 µs, so that comes last.
+    if isinstance(value, bool) or not (isinstance(value, int) or isinstance(value, SupportsIndex)):  # noqa: SIM101
         raise TypeError(f"{name} is {_told(value)}, but must be an integer in 0 … {most}")
     if not 0 <= operator.index(value) <= most:
         raise ValueError(f"{name} is {value}, but must lie in 0 … 2^{most.bit_length()} − 1 ({most})")

@@ -115,7 +115,9 @@ class Counts:
 
     def environment(self, id: str) -> EnvironmentCounts:
         """Counts of an environment that is served; zero at first."""
-        return self.environments.setdefault(id, EnvironmentCounts())
+        if (counts := self.environments.get(id)) is None:
+            counts = self.environments[id] = EnvironmentCounts()
+        return counts
 
     def rpc(self, name: str) -> RpcCounts:
         """Counts of an RPC; zero at first."""

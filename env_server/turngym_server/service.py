@@ -380,7 +380,7 @@ class EnvironmentService:
         call.items = len(items)
         outcomes: list[bytes | None] = [None] * len(items)
         known: dict[int, Creation] = {}
-        new: dict[int, tuple[Any, Callable[[], Awaitable[Session]]]] = {}
+        new: dict[int, tuple[bytes, bytes, Callable[[], Awaitable[Session]]]] = {}
         seen: set[str] = set()
         for position, item in enumerate(items):
             request_id = request_id_of(item)
@@ -388,17 +388,18 @@ class EnvironmentService:
                 item = decoded(item)
                 check_request_id(request_id)
                 once(request_id.hex(), seen, "request id")
-                creation = self.table.known(caller, request_id, item_fingerprint(item))
+                fingerprint = item_fingerprint(item)
+                creation = self.table.known(caller, request_id, fingerprint)
                 if creation is not None:
                     known[position] = creation
                 else:
-                    new[position] = (item, prepare(item))
+                    new[position] = (request_id, fingerprint, prepare(item))
             except ItemError as error:
                 outcomes[position] = reset_error(request_id, call.failed(error))
         if new:
             self._admit(caller, len(new))
-        for position, (item, make) in new.items():
-            creation = self.table.open(caller, item.request_id, item_fingerprint(item))
+        for position, (request_id, fingerprint, make) in new.items():
+            creation = self.table.open(caller, request_id, fingerprint)
             creation.task = self.runtime.spawn(self._make(creation, make))
             known[position] = creation
         tasks = {
@@ -440,10 +441,12 @@ class EnvironmentService:
         """
         spec = host.spec
         session_id = self.table.new_id()
-        where = (
-            f"{spec.id} {spec.version}, options {plan.options.json}, split {plan.split.value}, "
-            f"{seeds_in_words(plan.level_seed, plan.noise, plan.seal)}, {len(plan.turns)} turns to replay"
-        )
+
+        def where() -> str:
+            return (
+                f"{spec.id} {spec.version}, options {plan.options.json}, split {plan.split.value}, "
+                f"{seeds_in_words(plan.level_seed, plan.noise, plan.seal)}, {len(plan.turns)} turns to replay"
+            )
 
         made: list[Session] = []
 
@@ -487,7 +490,7 @@ class EnvironmentService:
             log.warning(
                 "a reset ran past its deadline of %g s: %s",
                 deadline,
-                where,
+                where(),
                 extra={**_reset_event(caller, spec, plan), "reason": Reason.STEP_DEADLINE.value},
             )
             raise ItemError(
@@ -496,7 +499,7 @@ class EnvironmentService:
         except ENVIRONMENT_ERRORS as error:
             log.exception(
                 "a reset failed: %s",
-                where,
+                where(),
                 extra={**_reset_event(caller, spec, plan), "reason": Reason.ENVIRONMENT_FAILED.value},
             )
             # What a level of a sealed seed made the environment say may quote that level.
