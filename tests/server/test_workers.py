@@ -17,6 +17,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from serving import CHANNEL_OPTIONS, call_status, details, reason, request_id, reset_item, start, step
+from token_files import write_tokens
 
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc
@@ -345,6 +346,37 @@ def test_shares():
     for wrong in (ServerConfig(workers=3, max_sessions=2), ServerConfig(port=65_534, workers=3)):
         with pytest.raises(ValueError, match="worker"):
             share(wrong, 3)
+
+
+async def test_workers_check_the_tokens_that_the_front_passes_on(begin, tmp_path):
+    tokens = write_tokens(tmp_path / "tokens.toml", alice="train", bob="train", eve="evaluate")
+    process = begin("--port", "0", "--tokens", str(tmp_path / "tokens.toml"), "--splits", "train,held_out")
+    async with grpc.aio.insecure_channel(process.address) as channel:
+        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        for call in (stub.GetServer(pb.GetServerRequest()), stub.Reset(pb.ResetRequest(items=[dice()]))):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await call
+            assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+        async def reset(name: str, split: pb.Split, count: int) -> list[pb.ResetOutcome]:
+            request = pb.ResetRequest(items=[dice(split=split) for _ in range(count)])
+            return list((await stub.Reset(request, metadata=tokens[name])).outcomes)
+
+        assert reason((await reset("alice", pb.SPLIT_HELD_OUT, 1))[0]) == "SPLIT_NOT_SERVED"
+        assert (await reset("eve", pb.SPLIT_HELD_OUT, 1))[0].HasField("started")
+        sessions = [(await reset("alice", pb.SPLIT_TRAIN, 1))[0].started.session_id for _ in range(2)]
+        assert len({tag_of(each) for each in sessions}) == 2
+        turns = pb.StepRequest(
+            items=[pb.StepItem(session_id=each, step_index=1, actions=["roll"]) for each in sessions],
+            max_wait_seconds=5,
+        )
+        stolen = (await stub.Step(turns, metadata=tokens["bob"])).outcomes
+        assert not any(each.HasField("transition") for each in stolen)
+        assert "SESSION_UNKNOWN" in [reason(each) for each in stolen if each.HasField("error")]
+        for item in turns.items:
+            one = pb.StepRequest(items=[item], max_wait_seconds=5)
+            (outcome,) = (await stub.Step(one, metadata=tokens["alice"])).outcomes
+            assert outcome.HasField("transition")
 
 
 # What dies
