@@ -545,6 +545,13 @@ def test_a_front_whose_workers_cannot_come_back_ends(begin, tmp_path):
     levels.unlink()
     for pid in process.workers():
         os.kill(pid, signal.SIGKILL)
+    with grpc.insecure_channel(process.address) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        eventually(lambda: check(health_pb2.HealthCheckRequest()).status == health_pb2.HealthCheckResponse.NOT_SERVING)
+        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as error:
+            stub.GetServer(pb.GetServerRequest())
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
     assert process.popen.wait(timeout=2 * PATIENCE) == 2
     last = process.popen.stderr.read().splitlines()[-1]
     assert last.startswith("env_server: ")
