@@ -12,6 +12,7 @@
 
 from turngym_client.aio import AsyncClient, AsyncEpisode, aconnect
 from turngym_client.answer import ParsedAnswer, parse_answer
+from turngym_client.credentials import TlsConfig
 from turngym_client.errors import (
     EnvironmentFailed,
     EpisodeEnded,
@@ -25,6 +26,7 @@ from turngym_client.errors import (
     ServerUnavailable,
     StepOrderError,
     TurngymError,
+    Unauthenticated,
     UnknownEnvironment,
     VersionMismatch,
 )
@@ -78,8 +80,10 @@ __all__ = [
     "Split",
     "SplitInfo",
     "StepOrderError",
+    "TlsConfig",
     "Transition",
     "TurngymError",
+    "Unauthenticated",
     "UnknownEnvironment",
     "VersionMismatch",
     "aconnect",

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from typing import Literal, Self, TypeVar, cast, overload
 
 from turngym.v1 import environment_pb2 as pb
+from turngym_client.credentials import TlsConfig, find_credentials
 from turngym_client.episode import EpisodeFacts, record_of
 from turngym_client.errors import (
     EnvironmentFailed,
@@ -41,7 +42,7 @@ from turngym_client.messages import (
     transition_from_pb,
 )
 from turngym_client.session import Session, start
-from turngym_client.transport import Pool, Server, matched
+from turngym_client.transport import SHORT_DEADLINE, Pool, Server, matched
 from turngym_client.types import (
     Advice,
     CloseReason,
@@ -62,7 +63,14 @@ DEFAULT_LIMITS = Limits()
 
 
 def aconnect(
-    addresses: str | Sequence[str], *, deadline: float = 30.0, patience: float = 60.0, failover: float = 2.0
+    addresses: str | Sequence[str],
+    *,
+    deadline: float = 30.0,
+    patience: float = 60.0,
+    failover: float = 2.0,
+    token: str | None = None,
+    tls: TlsConfig | None = None,
+    insecure: bool | None = None,
 ) -> AsyncClient:
     """A client for one server, or for several that serve the same environments; sessions are spread over them.
 
@@ -73,12 +81,17 @@ def aconnect(
         deadline: seconds that one call may take.
         patience: seconds that an operation goes on trying while servers are away or full.
         failover: seconds for which a session's own server is tried before its episode moves to another one.
+        token: shown to the server; "" is none. tls: how the server is known, and the client's own certificate.
+        insecure: send the token in the clear, to other machines too. Of these three, None leaves it to the
+            environment: see `turngym_client.credentials`.
 
     Raises:
-        TypeError, ValueError: what is given is no address.
+        TypeError, ValueError: what is given is no address or token, or the token would go to another machine in the
+            clear. OSError: a file of a token or certificate cannot be read.
     """
     given = [addresses] if isinstance(addresses, str) else list(addresses)
-    return AsyncClient(Pool(given, deadline=deadline, patience=patience, failover=failover))
+    credentials = find_credentials(token, tls, insecure)
+    return AsyncClient(Pool(given, deadline=deadline, patience=patience, failover=failover, credentials=credentials))
 
 
 class AsyncEpisode(EpisodeFacts):
@@ -513,9 +526,19 @@ async def close_all(pool: Pool, episodes: Iterable[AsyncEpisode], reason: CloseR
 
 
 async def _close_sessions(server: Server, ids: Sequence[str], reason: CloseReason) -> None:
-    # What cannot be closed ends with its lease.
+    """Frees sessions. What cannot be closed ends with its lease."""
+    request = pb.CloseRequest(session_ids=ids, reason=CLOSE_REASON_TO_PB[reason])
+    end = time.monotonic() + SHORT_DEADLINE
     with contextlib.suppress(StatusError):
-        await server.close_sessions(pb.CloseRequest(session_ids=ids, reason=CLOSE_REASON_TO_PB[reason]))
+        while True:
+            try:
+                await server.close_sessions(request)
+            except StatusError as error:
+                if error.verdict is not Verdict.BUSY or time.monotonic() > end:
+                    raise
+                await asyncio.sleep(error.retry_after or 0.0)
+            else:
+                return
 
 
 def _turn_of(actions: str | Iterable[str]) -> tuple[str, ...]:

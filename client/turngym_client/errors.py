@@ -3,7 +3,8 @@
     TurngymError
     ├── InvalidRequest        a field, option, limit or size that the server does not take
     ├── UnknownEnvironment    no such environment; the message offers the nearest name
-    ├── NotServed             this server refuses it: the split, a missing token or role, a sealed session
+    ├── Unauthenticated       no token, one that the server does not know, or one that has expired
+    ├── NotServed             this server refuses it: the split, for want of a role, or a sealed session
     ├── VersionMismatch       the server has another version of the environment than was asked for
     ├── NoSuchInstance        the split has no such instance under these options
     ├── NoOracle              the environment advises nothing
@@ -46,8 +47,12 @@ class UnknownEnvironment(TurngymError):
     """No environment of this id is served."""
 
 
+class Unauthenticated(TurngymError):
+    """The server needs a token, and was shown none, one that it does not know, or one that has expired."""
+
+
 class NotServed(TurngymError):
-    """The server refuses it to this caller: the split, for want of a token or role, or a sealed session's secrets."""
+    """The server refuses it to this caller: the split, for want of a role, or a sealed session's secrets."""
 
 
 class VersionMismatch(TurngymError):

@@ -20,6 +20,7 @@ from turngym_client.errors import (
     ProtocolError,
     StepOrderError,
     TurngymError,
+    Unauthenticated,
     UnknownEnvironment,
     VersionMismatch,
 )
@@ -297,8 +298,10 @@ class StatusError(Exception):
         match self.code:
             case code_pb2.INVALID_ARGUMENT | code_pb2.RESOURCE_EXHAUSTED:
                 return InvalidRequest
-            case code_pb2.PERMISSION_DENIED | code_pb2.UNAUTHENTICATED:
+            case code_pb2.PERMISSION_DENIED:
                 return NotServed
+            case code_pb2.UNAUTHENTICATED:
+                return Unauthenticated
             case code_pb2.INTERNAL if self.of_item:
                 return EnvironmentFailed
             case _:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from turngym_client.aio import DEFAULT_LIMITS, AsyncClient, AsyncEpisode, aconnect
+from turngym_client.credentials import TlsConfig
 from turngym_client.episode import EpisodeFacts
 from turngym_client.errors import ServerUnavailable, TurngymError
 from turngym_client.types import (
@@ -32,13 +33,30 @@ ResultT = TypeVar("ResultT")
 
 
 def connect(
-    addresses: str | Sequence[str], *, deadline: float = 30.0, patience: float = 60.0, failover: float = 2.0
+    addresses: str | Sequence[str],
+    *,
+    deadline: float = 30.0,
+    patience: float = 60.0,
+    failover: float = 2.0,
+    token: str | None = None,
+    tls: TlsConfig | None = None,
+    insecure: bool | None = None,
 ) -> Client:
     """A client for one server, or for several that serve the same environments; sessions are spread over them.
 
     Connects when first used. Close it, or use it as `with`. The arguments are those of `turngym_client.aconnect`.
     """
-    return Client(aconnect(addresses, deadline=deadline, patience=patience, failover=failover))
+    return Client(
+        aconnect(
+            addresses,
+            deadline=deadline,
+            patience=patience,
+            failover=failover,
+            token=token,
+            tls=tls,
+            insecure=insecure,
+        )
+    )
 
 
 class _LoopThread:

@@ -11,10 +11,11 @@ Every call has a deadline, and no failure is retried but these:
     Fork              `deadline`   UNAVAILABLE DEADLINE_EXCEEDED RESOURCE_EXHAUSTED* NOT_FOUND**  patience
     Advise            `deadline`   UNAVAILABLE DEADLINE_EXCEEDED NOT_FOUND**          patience
     KeepAlive         `deadline`   UNAVAILABLE DEADLINE_EXCEEDED NOT_FOUND**          patience
-    Close             5 s          nothing: the lease ends what could not be closed   one try
+    Close             5 s          RESOURCE_EXHAUSTED*                                5 s
 
 *  only with RetryInfo, and after the time it names; gRPC's own size errors look the same otherwise.
 ** of a session (EXPIRED, UNKNOWN): the episode is resumed by replay first, on any server.
+RESOURCE_EXHAUSTED*, for want of quota, is tried again whatever the RPC. What Close cannot free, the lease ends.
 CANCELLED counts as UNAVAILABLE (a server that stops cancels its calls). Backoff is exponential, 0.1 s to 5 s, each
 wait shortened by up to half at random. All of it is safe: Reset and Fork carry the same request id and item each
 time, Step the same index and actions, and the others change nothing when repeated. A session's own address is tried
@@ -39,14 +40,14 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from weakref import WeakSet
 
-import grpc.aio
 from google.rpc import code_pb2
 
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc as pb_grpc
 from turngym_client.calls import result
 from turngym_client.coalesce import Coalescer
-from turngym_client.errors import ProtocolError, ServerBusy, ServerUnavailable
+from turngym_client.credentials import NO_CREDENTIALS, Credentials
+from turngym_client.errors import NotServed, ProtocolError, ServerBusy, ServerUnavailable
 from turngym_client.messages import StatusError, Verdict, server_from_pb
 from turngym_client.stream import StepStream
 from turngym_client.types import ServerInfo
@@ -120,15 +121,17 @@ class Patience:
 class Server:
     """One address: its channel, its lanes for items that may share requests, and the sessions that live there."""
 
-    def __init__(self, address: str, info: ServerInfo | None, client_id: str, deadline: float) -> None:
+    def __init__(
+        self, address: str, info: ServerInfo | None, client_id: str, deadline: float, credentials: Credentials
+    ) -> None:
         self.address = address
         self.info = info
         self.sessions: WeakSet[object] = WeakSet()
         self._avoid_until = 0.0
         self._deadline = deadline
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = credentials.channel(address, CHANNEL_OPTIONS)
         self._stub = cast("EnvironmentServiceAsyncStub", pb_grpc.EnvironmentServiceStub(self._channel))
-        self._metadata = (("turngym-client", client_id),)
+        self._metadata = (("turngym-client", client_id), *credentials.metadata)
         self._step_lanes: dict[tuple[str, bool], Coalescer[pb.StepItem, pb.StepOutcome]] = {}
         self._advise_lane = self._lane(self._send_advise)
         self._stream: StepStream | None = None
@@ -245,13 +248,24 @@ class Pool:
         deadline: seconds of one call, by the table above.
         patience: seconds that an operation goes on trying.
         failover: seconds for which a session's own address is tried before its episode moves to another.
+        credentials: shown to every address, those of workers too.
     """
 
-    def __init__(self, addresses: Sequence[str], *, deadline: float, patience: float, failover: float) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        deadline: float,
+        patience: float,
+        failover: float,
+        credentials: Credentials = NO_CREDENTIALS,
+    ) -> None:
         if not addresses:
             raise ValueError("no address given; expected at least one host:port")
         for address in addresses:
             check_address(address)
+            credentials.check(address)
+        self._credentials = credentials
         self.failover = failover
         self.deadline = deadline
         self._patience = patience
@@ -307,7 +321,10 @@ class Pool:
         while not self._usable:
             await self.discover()
             if self._unanswered and not self._usable:
-                await patience.pause(self._unanswered, f"connecting to {', '.join(self._given)}")
+                where = f"connecting to {', '.join(self._given)}"
+                if self._unanswered.verdict is Verdict.FINAL:
+                    raise self._unanswered.to_error(where) from self._unanswered
+                await patience.pause(self._unanswered, where)
             self.check_open()
         return self._usable
 
@@ -371,7 +388,13 @@ class Pool:
             front.info = server_from_pb(await front.get_server())
         except StatusError as error:
             return error
-        workers = [self._server(_reachable(address, given)) for address in front.info.addresses] or [front]
+        reachable = [_reachable(address, given) for address in front.info.addresses]
+        for address in reachable:
+            try:
+                self._credentials.check(address)
+            except ValueError as error:
+                raise NotServed(f"{given} names a worker at {address}, but {error}") from error
+        workers = [self._server(address) for address in reachable] or [front]
         for worker in workers:
             worker.info = front.info
         return workers
@@ -379,7 +402,7 @@ class Pool:
     def _server(self, address: str) -> Server:
         self.check_open()
         if (server := self._servers.get(address)) is None:
-            server = self._servers[address] = Server(address, None, self._client_id, self.deadline)
+            server = self._servers[address] = Server(address, None, self._client_id, self.deadline, self._credentials)
         return server
 
 

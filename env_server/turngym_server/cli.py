@@ -112,6 +112,14 @@ def serve(
             "Read again when it changes.  [default: no token is needed]"
         ),
     ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM file of the server's certificate chain, for TLS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
+    client_ca: Annotated[
+        Path | None, typer.Option(help="PEM file of the authorities that clients' certificates must be signed by.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve other machines without tokens or in the clear.")
+    ] = False,
     log_level: Annotated[
         LogLevel, typer.Option(help="What goes to stderr; info adds what was refused, debug sessions.")
     ] = LogLevel.WARNING,
@@ -148,6 +156,10 @@ def serve(
         otlp_endpoint=otlp_endpoint,
         seal_key=read_seal_key(seal_key) if seal_key else None,
         tokens=tokens,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        client_ca=client_ca,
+        insecure=insecure,
     )
     logs.configure(log_level.value.upper(), log_format)
     ids = ", ".join(sorted(spec.id for spec in specs))

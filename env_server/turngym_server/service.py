@@ -49,6 +49,7 @@ from turngym_server.digest import canonical_json, encode_actions
 from turngym_server.environment import EnvironmentSpec, Limits
 from turngym_server.episode import MAX_ACTION_BYTES, MAX_OBSERVATION_BYTES
 from turngym_server.errors import ItemError, Reason, exception_text
+from turngym_server.exposure import check_exposure, server_credentials
 from turngym_server.host import EnvironmentHost, Plan
 from turngym_server.logs import Event
 from turngym_server.metrics import MetricsEndpoint, families, worker_handlers
@@ -128,6 +129,9 @@ class ServerConfig:
         front_socket: path of a unix socket that is answered too; "": none.
         tokens: file of the tokens that callers need; see `turngym_server.tokens`. None: whoever reaches the port may
             do everything.
+        tls_cert: PEM file of the certificate chain that the server shows, tls_key: of its key. None: no TLS.
+        client_ca: PEM file of the authorities that clients' certificates must be signed by; None: they need none.
+        insecure: serve other machines without tokens or in the clear.
         otlp_endpoint: URL of an OpenTelemetry collector that gets a span for every call; None: no traces are made.
     """
 
@@ -146,6 +150,10 @@ class ServerConfig:
     tag: str = ""
     front_socket: str = ""
     tokens: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    client_ca: Path | None = None
+    insecure: bool = False
     otlp_endpoint: str | None = None
     seal_key: SealKey | None = None
 
@@ -668,11 +676,18 @@ def bind(server: grpc.aio.Server, config: ServerConfig) -> int:
     """Has the server listen where the operator wants it, and returns the port.
 
     Raises:
-        OSError: the address cannot be bound.
+        OSError: the address cannot be bound, or a file of TLS cannot be read.
+        ValueError: it would be open to other machines without tokens and TLS, or the files of TLS are wrong.
     """
+    check_exposure(config.host, tokens=bool(config.tokens), tls=bool(config.tls_cert), insecure=config.insecure)
+    if (config.tls_cert is None) != (config.tls_key is None) or (config.client_ca and not config.tls_cert):
+        raise ValueError("--tls-cert and --tls-key go together, and --client-ca with both")
     address = host_and_port(config.host, config.port)
     check_free(config.host, config.port)
     try:
+        if config.tls_cert and config.tls_key:
+            credentials = server_credentials(config.tls_cert, config.tls_key, config.client_ca)
+            return server.add_secure_port(address, credentials)
         return server.add_insecure_port(address)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: {error}") from error

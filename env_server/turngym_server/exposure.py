@@ -1,0 +1,60 @@
+"""Whom a port is open to: which addresses may be bound, and with what TLS.
+
+Knows nothing of what is served.
+"""
+
+import ipaddress
+import ssl
+from pathlib import Path
+
+import grpc
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_exposure(host: str, *, tokens: bool, tls: bool, insecure: bool) -> None:
+    """Refuses to serve other machines without tokens, or in the clear, unless the operator says so.
+
+    Raises:
+        ValueError: says what is missing.
+    """
+    missing = [option for option, given in (("--tokens", tokens), ("--tls-cert and --tls-key", tls)) if not given]
+    if missing and not insecure and not is_loopback(host):
+        raise ValueError(
+            f"--host {host} is reached from other machines: give {' and '.join(missing)}, or --insecure where "
+            "everybody who reaches it may do everything, or something before it sees to that"
+        )
+
+
+def server_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc.ServerCredentials:
+    """TLS by a certificate chain and its key, both in PEM.
+
+    Args:
+        client_ca: authorities that every client's certificate must be signed by; None: clients need none.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: one is no certificate or key, or the two do not belong together.
+    """
+    chain, private = cert.read_bytes(), key.read_bytes()
+    authorities = None if client_ca is None else client_ca.read_bytes()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # gRPC would say only that it cannot listen. A key with a pass phrase is refused instead of asked for.
+        context.load_cert_chain(cert, key, password="")
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+    except ssl.SSLError as error:
+        named = f"{cert} and {key}" + (f" and {client_ca}" if client_ca else "")
+        raise ValueError(f"{named}: no certificate, key and authorities in PEM that belong together: {error}") from None
+    return grpc.ssl_server_credentials(
+        [(private, chain)], root_certificates=authorities, require_client_auth=authorities is not None
+    )

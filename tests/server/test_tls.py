@@ -1,0 +1,143 @@
+"""TLS and mutual TLS, which addresses may be bound, and a client's credentials, between real servers and clients."""
+
+import subprocess
+import sys
+
+import pytest
+from sample_environments import DICE
+from serving import serving
+from token_files import write_tokens
+
+from turngym_client import ServerUnavailable, Split, TlsConfig, Unauthenticated, aconnect
+from turngym_client.credentials import find_credentials, is_local
+from turngym_server.tokens import new_token
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory):
+    """An authority, and certificates that it has signed for a server and a client; another authority's client."""
+    folder = tmp_path_factory.mktemp("pem")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    for authority in ("ca", "other"):
+        files = ["-keyout", f"{authority}.key", "-out", f"{authority}.pem"]
+        openssl(*new, "-x509", "-days", "2", "-subj", f"/CN={authority}", *files)
+    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
+    for name, authority in (("server", "ca"), ("client", "ca"), ("stranger", "other")):
+        openssl(*new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        signer = ["-CA", f"{authority}.pem", "-CAkey", f"{authority}.key", "-CAcreateserial"]
+        openssl("x509", "-req", "-in", f"{name}.csr", *signer, "-days", "2", "-extfile", "names", "-out", f"{name}.pem")
+    return folder
+
+
+async def plays(address: str, **credentials) -> bool:
+    async with aconnect(address, patience=2.0, **credentials) as client:
+        episode = await client.reset("dice", split=Split.TRAIN, level_seed=1)
+        return "Rolled" in (await episode.step("roll")).observation
+
+
+async def test_tls_with_a_token(pem, tmp_path):
+    path = tmp_path / "tokens.toml"
+    ((_, bearer),) = write_tokens(path, alice="train")["alice"]
+    token = bearer.removeprefix("Bearer ")
+    tls = TlsConfig(root_certificates=pem / "ca.pem")
+    async with serving(DICE, tokens=path, tls_cert=pem / "server.pem", tls_key=pem / "server.key") as (_, server):
+        assert await plays(server.address, token=token, tls=tls)
+        for wrong in ("", new_token("alice")):
+            with pytest.raises(Unauthenticated) as refused:
+                await plays(server.address, token=wrong, tls=tls)
+            assert not wrong or wrong not in str(refused.value)
+        with pytest.raises(ServerUnavailable):
+            await plays(server.address, token=token)
+        with pytest.raises(ServerUnavailable):
+            await plays(server.address, token=token, tls=TlsConfig(root_certificates=pem / "other.pem"))
+
+
+async def test_mutual_tls(pem):
+    files = {"tls_cert": pem / "server.pem", "tls_key": pem / "server.key", "client_ca": pem / "ca.pem"}
+    async with serving(DICE, **files) as (_, server):
+
+        def tls(name: str) -> TlsConfig:
+            return TlsConfig(root_certificates=pem / "ca.pem", certificate=pem / f"{name}.pem", key=pem / f"{name}.key")
+
+        assert await plays(server.address, tls=tls("client"))
+        for refused in (tls("stranger"), TlsConfig(root_certificates=pem / "ca.pem")):
+            with pytest.raises(ServerUnavailable):
+                await plays(server.address, tls=refused)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--host", "0.0.0.0"], "give --tokens and --tls-cert and --tls-key, or --insecure"),
+        (["--host", "::"], "give --tokens and --tls-cert"),
+        (["--host", "0.0.0.0", "--tokens", "tokens.toml"], "give --tls-cert and --tls-key, or --insecure"),
+        (["--tls-cert", "server.pem"], "go together"),
+        (["--tls-cert", "server.pem", "--tls-key", "client.key"], "belong together"),
+        (["--tls-cert", "server.csr", "--tls-key", "server.key"], "belong together"),
+        (["--tls-cert", "none.pem", "--tls-key", "server.key"], "none.pem"),
+    ],
+)
+def test_what_does_not_start(arguments, said, pem):
+    write_tokens(pem / "tokens.toml", alice="train")
+    command = [sys.executable, "-m", "turngym_server.cli", "--env", "bandit", "--port", "0", *arguments]
+    result = subprocess.run(command, cwd=pem, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.stderr
+    assert said in result.stderr
+
+
+async def test_other_machines_are_served_where_the_operator_says_so():
+    async with serving(DICE, host="0.0.0.0", insecure=True) as (_, server):
+        assert await plays(f"127.0.0.1:{server.port}")
+
+
+def test_a_token_does_not_travel_in_the_clear(pem):
+    with pytest.raises(ValueError, match=r"example\.org:1 in the clear") as refused:
+        aconnect("example.org:1", token="alice.secret")
+    assert "secret" not in str(refused.value)
+    aconnect("example.org:1", token="alice.secret", insecure=True)
+    aconnect("example.org:1", token="alice.secret", tls=TlsConfig(root_certificates=pem / "ca.pem"))
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("localhost:1", True),
+        ("127.0.0.1:1", True),
+        ("127.8.0.1:1", True),
+        ("[::1]:1", True),
+        ("unix:/tmp/socket", True),
+        ("dns:///localhost:1", True),
+        ("ipv4:127.0.0.1:1,127.0.0.2:2", True),
+        ("ipv4:127.0.0.1:1,10.0.0.1:2", False),
+        ("10.0.0.1:1", False),
+        ("[fe80::1%eth0]:1", False),
+        ("localhost.example.org:1", False),
+        ("dns:///example.org:1", False),
+    ],
+)
+def test_which_addresses_are_local(address, local):
+    assert is_local(address) == local
+
+
+def test_the_environment_tells_what_is_not_given(tmp_path):
+    file = tmp_path / "token"
+    file.write_text("alice.secret\n")
+    given = {"TURNGYM_TOKEN_FILE": str(file), "TURNGYM_TLS_ROOTS": "ca.pem", "TURNGYM_INSECURE": "1"}
+    found = find_credentials(None, None, None, given)
+    assert found.metadata == (("authorization", "Bearer alice.secret"),)
+    assert (found.tls, found.insecure) == (TlsConfig(root_certificates="ca.pem"), True)
+    assert "secret" not in repr(found)
+    found = find_credentials("", TlsConfig(), False, given)
+    assert (found.metadata, found.tls, found.insecure) == ((), TlsConfig(), False)
+    assert find_credentials(None, None, None, {}).tls is None
+    with pytest.raises(ValueError, match="set one"):
+        find_credentials(None, None, None, {"TURNGYM_TOKEN": "a", **given})
+    with pytest.raises(ValueError, match=r"expected NAME\.SECRET") as refused:
+        find_credentials("two words", None, None, {})
+    assert "two words" not in str(refused.value)
+    with pytest.raises(ValueError, match="go together"):
+        TlsConfig(certificate="client.pem")
