@@ -5,10 +5,11 @@ import sys
 
 import pytest
 from sample_environments import DICE
+from server_process import ServerProcess
 from serving import serving
 from token_files import write_tokens
 
-from turngym_client import ServerUnavailable, Split, TlsConfig, Unauthenticated, aconnect
+from turngym_client import EpisodeRequest, ServerUnavailable, Split, TlsConfig, Unauthenticated, aconnect, connect
 from turngym_client.credentials import find_credentials, is_local
 from turngym_server.tokens import new_token
 
@@ -54,6 +55,24 @@ async def test_tls_with_a_token(pem, tmp_path):
             await plays(server.address, token=token)
         with pytest.raises(ServerUnavailable):
             await plays(server.address, token=token, tls=TlsConfig(root_certificates=pem / "other.pem"))
+
+
+def test_workers_speak_tls_too(pem):
+    arguments = ("--tls-cert", f"{pem}/server.pem", "--tls-key", f"{pem}/server.key", "--client-ca", f"{pem}/ca.pem")
+    tls = TlsConfig(root_certificates=pem / "ca.pem", certificate=pem / "client.pem", key=pem / "client.key")
+    with (
+        ServerProcess("--env", "bandit", "--workers", "2", *arguments) as server,
+        connect(server.address, patience=2.0, tls=tls) as client,
+    ):
+        episodes = client.reset_many([EpisodeRequest(environment_id="bandit", split=Split.ALL)] * 4)
+        assert all(
+            not transition.action_valid for transition in client.step_many([(each, "nothing") for each in episodes])
+        )
+        for address in client.server().addresses:
+            with connect(address, patience=2.0, tls=tls) as worker:
+                assert worker.server().sessions == 2
+            with pytest.raises(ServerUnavailable), connect(address, patience=0.5) as worker:
+                worker.server()
 
 
 async def test_mutual_tls(pem):
