@@ -58,8 +58,8 @@ LEASE_SECONDS: Final = 20.0
 WARM: Final = 0.4
 """After this share of the cases, memory is measured for the first time."""
 GROWTH: Final = 1.5
-"""The most that memory may grow from there to the end. Not all that was freed goes back to the system, and how much of it
-stays depends on the peak, which depends on how fast the cases came; the soak looks for leaks."""
+"""The most that memory may grow from there to the end. Not all that was freed goes back to the system: how much stays
+depends on the peak, and that on how fast the cases came. The soak looks for leaks."""
 SETTLING_CASES: Final = 10_000
 """From so many cases on, memory is measured once all is forgotten, which takes SETTLE_SECONDS each time."""
 SETTLE_SECONDS: Final = 70.0
