@@ -4,7 +4,7 @@ The same Sokoban in plain Python (`board.py`: 200-byte observations) is served b
 episodes, each of which steps as fast as its own steps come back; first steps alone, then whole episodes of ten steps
 with what it takes to begin the next. Server and load are processes of their own, of each stack by its own client:
 
-    turngym   the server with leases, digests and exactly-once steps; the client that gathers what is pending
+    turngym   the server with tokens, leases, digests and exactly-once steps; the client that gathers what is pending
     echo      turngym's client and messages, answered by a server that does nothing
     openenv   OpenEnv's release from PyPI, in a virtual environment of its own, over WebSockets; a plain environment
     openenv_async   the same with `step_async`, which spares it a thread for each step
@@ -72,14 +72,14 @@ GOALS: Final = (
 class Load:
     """A process that puts one stack's server under load when told to."""
 
-    def __init__(self, command: Sequence[str], server: measure.Running) -> None:
+    def __init__(self, command: Sequence[str], server: measure.Running, token: str = "") -> None:
         self._server = server
         self._process = subprocess.Popen(
             [*command, server.address],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=measure.environment(command[0]),
+            env=measure.environment(command[0]) | {"TURNGYM_TOKEN": token},
         )
 
     def measure(self, order: Order) -> tuple[Measured, float | None]:
@@ -151,16 +151,19 @@ def stacks() -> Generator[tuple[Mapping[str, Load], Mapping[str, str]]]:
     with contextlib.ExitStack() as stack:
         loads: dict[str, Load] = {}
 
-        def add(name: str, python: str, server: Sequence[str], load: str) -> measure.Running:
+        def add(name: str, python: str, server: Sequence[str], load: str, token: str = "") -> measure.Running:
             running = stack.enter_context(measure.process(*server, python=python))
-            loads[name] = Load([python, str(measure.HERE / load)], running)
+            loads[name] = Load([python, str(measure.HERE / load)], running, token)
             stack.callback(loads[name].end)
             return running
 
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        tokens = folder / "tokens.toml"
+        token = new_token(tokens)
         command = ("-m", "turngym_server.cli", "--env", "board_environment:BoardEnvironment", "--port", "0")
-        real = add("turngym", sys.executable, command, "turngym_load.py")
-        messages = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "started.bin"
-        messages.write_bytes(started(real.address))
+        real = add("turngym", sys.executable, (*command, "--tokens", str(tokens)), "turngym_load.py", token)
+        messages = folder / "started.bin"
+        messages.write_bytes(started(real.address, token))
         add("echo", sys.executable, (str(measure.HERE / "echo_server.py"), str(messages)), "turngym_load.py")
         for name, kind in (("openenv", "sync"), ("openenv_async", "async")):
             add(name, peer, (str(measure.HERE / "openenv_server.py"), kind), "openenv_client.py")
@@ -180,11 +183,20 @@ def peer_python() -> str:
     return str(python)
 
 
-def started(address: str) -> bytes:
+def new_token(file: Path) -> str:
+    """A token of role `train`, whose entry goes to `file`."""
+    command = [sys.executable, "-m", "turngym_server.new_token", "benchmark", "--role", "train", "--file", str(file)]
+    made = subprocess.run(command, capture_output=True, text=True, check=True)
+    return made.stdout.strip()
+
+
+def started(address: str, token: str) -> bytes:
     """The bytes of a started episode, for the echo to repeat."""
     with grpc.insecure_channel(address) as channel:
         item = pb.ResetItem(request_id=secrets.token_bytes(16), environment_id="board", level_seed=1)
-        response = pb_grpc.EnvironmentServiceStub(channel).Reset(pb.ResetRequest(items=[item]), timeout=30)
+        response = pb_grpc.EnvironmentServiceStub(channel).Reset(
+            pb.ResetRequest(items=[item]), timeout=30, metadata=(("authorization", f"Bearer {token}"),)
+        )
         return response.outcomes[0].started.SerializeToString()
 
 
