@@ -105,6 +105,9 @@ def serve(
             "[default: no sealed seed is opened]"
         ),
     ] = None,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Turns and resets of environments off the event loop, played at once.")
+    ] = _DEFAULTS.threads,
     tokens: Annotated[
         Path | None,
         typer.Option(
@@ -155,6 +158,7 @@ def serve(
         worker_port=worker_port,
         otlp_endpoint=otlp_endpoint,
         seal_key=read_seal_key(seal_key) if seal_key else None,
+        threads=threads,
         tokens=tokens,
         tls_cert=tls_cert,
         tls_key=tls_key,

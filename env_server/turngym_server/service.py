@@ -491,7 +491,7 @@ class EnvironmentService:
         origin = Origin.RESUME if plan.turns else Origin.RESET
         began = time.perf_counter()
         try:
-            session = await self.runtime.threads(spec).run(work, deadline, late=release)
+            session = await self.runtime.threads(spec).run(work, deadline, late=release, account=caller.account)
         except ItemError:
             raise
         except Overrun:

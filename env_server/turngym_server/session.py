@@ -276,6 +276,7 @@ class Session:
                     lambda: (self._play(actions, encoded), self._list_legal() if want_legal else None),
                     self.identity.host.spec.step_deadline,
                     late=release,
+                    account=self.identity.caller.account,
                 )
             finally:
                 self.counts.turn_seconds.add(time.perf_counter() - began)
@@ -483,7 +484,9 @@ class Session:
         await self._exclusive.acquire()
         release = self._exclusive.release
         try:
-            return await self._runtime.threads(spec).run(prepare(), spec.step_deadline, late=release)
+            return await self._runtime.threads(spec).run(
+                prepare(), spec.step_deadline, late=release, account=self.identity.caller.account
+            )
         except ItemError:
             raise
         except Overrun as overrun:
@@ -537,7 +540,9 @@ class Session:
     async def _close(self) -> None:
         async with self._exclusive:
             try:
-                await self._runtime.threads(self.identity.host.spec).run(self.episode.close)
+                await self._runtime.threads(self.identity.host.spec).run(
+                    self.episode.close, account=self.identity.caller.account
+                )
             except ENVIRONMENT_ERRORS:
                 log.exception("close failed: %s", self.identity.describe(self.episode.noise), extra=self._event())
 

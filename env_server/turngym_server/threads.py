@@ -6,6 +6,7 @@ exiting. Here a hung thread is written off, replaced, and dies with the process.
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -48,16 +49,53 @@ class _Job:
         self.late = late
 
 
+class _Places:
+    """A semaphore that serves accounts in turn: however much one of them has waiting, another's next work is next."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    async def acquire(self, account: str) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(account, deque()).append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if not place.cancelled():
+                self.release()  # It was given just before.
+            raise
+
+    def release(self) -> None:
+        while self._waiting:
+            account = next(iter(self._waiting))
+            queue = self._waiting.pop(account)
+            place = queue.popleft()
+            if queue:
+                self._waiting[account] = queue  # Behind the others.
+            if not place.done():
+                place.set_result(None)
+                return
+        self._free += 1
+
+
 class Threads:
     """Runs at most `limit` pieces of work at once, hung ones not counted. Belongs to one event loop."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._places = asyncio.Semaphore(limit)
+        self._places = _Places(limit)
         self._idle: list[_Thread] = []
 
     async def run(
-        self, work: Callable[[], T], deadline: float | None = None, late: Callable[[], None] | None = None
+        self,
+        work: Callable[[], T],
+        deadline: float | None = None,
+        late: Callable[[], None] | None = None,
+        account: str = "",
     ) -> T:
         """Returns what `work` returns, or raises what it raises.
 
@@ -65,11 +103,13 @@ class Threads:
             work: runs in a thread.
             deadline: seconds that it may take once it has begun.
             late: called on the event loop when work that ran past its deadline ends after all.
+            account: for whom; where work has to wait, accounts are served in turn.
 
         Raises:
             Overrun: the deadline passed. The work goes on, and nobody learns what it comes to.
         """
-        async with self._places:
+        await self._places.acquire(account)
+        try:
             future: asyncio.Future[_Done[T]] = asyncio.get_running_loop().create_future()
             thread = self._idle.pop() if self._idle else _Thread(self._returned)
             thread.give(_Job(work, future, late))
@@ -78,6 +118,8 @@ class Threads:
                     done = await future
             except TimeoutError:
                 raise Overrun(f"still running after {deadline:g} s") from None
+        finally:
+            self._places.release()
         if isinstance(done.error, asyncio.CancelledError):
             # Raised on the loop it would cancel the caller.
             raise RuntimeError("the work raised CancelledError") from done.error  # noqa: TRY004

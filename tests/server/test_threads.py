@@ -62,3 +62,30 @@ async def test_a_hung_thread_is_replaced_and_comes_back():
     await asyncio.wait_for(late.wait(), 10)
     assert await threads.run(lambda: "still", 10) == "still"
     threads.close()
+
+
+async def test_accounts_are_served_in_turn():
+    """One account's thousand pieces of work, queued first, hold up another's single one by one piece."""
+    threads = Threads(1)
+    gate = threading.Event()
+    order: list[str] = []
+    first = asyncio.ensure_future(threads.run(lambda: gate.wait(10), account="greedy"))
+    await asyncio.sleep(0)
+
+    def queue(account: str, count: int):
+        return [
+            asyncio.ensure_future(threads.run(lambda: order.append(account), account=account)) for _ in range(count)
+        ]
+
+    tasks = queue("greedy", 1_000)
+    await asyncio.sleep(0)
+    tasks += queue("modest", 1) + queue("third", 2)
+    await asyncio.sleep(0)
+    for task in tasks[500:502]:
+        task.cancel()
+    gate.set()
+    await asyncio.gather(first, *tasks, return_exceptions=True)
+    assert order[:6] == ["greedy", "modest", "third", "greedy", "third", "greedy"]
+    assert len(order) == 1_001  # Two were cancelled.
+    assert await threads.run(lambda: "free again") == "free again"
+    threads.close()
