@@ -116,8 +116,14 @@ def test_version_and_list():
         (["--env", THIRD_PARTY, "--option", "levels=/no/such/file"], "/no/such/file"),
         (["--env", "sokoban", "--option", "levels=/no/file"], "/no/file: cannot be read: No such file or directory"),
         (["--env", "bandit", "--port", "70000"], "--port"),
-        (["--env", "bandit", "--insecure", "--host", "192.0.2.1"], "192.0.2.1 is no address of this machine; give another --host"),
-        (["--env", "bandit", "--insecure", "--host", "nowhere.invalid"], "'nowhere.invalid' names no address of this machine"),
+        (
+            ["--env", "bandit", "--insecure", "--host", "192.0.2.1"],
+            "192.0.2.1 is no address of this machine; give another --host",
+        ),
+        (
+            ["--env", "bandit", "--insecure", "--host", "nowhere.invalid"],
+            "'nowhere.invalid' names no address of this machine",
+        ),
         (["--env", "bandit", "--prot", "1"], "--prot"),
     ],
 )
