@@ -20,10 +20,12 @@ import sleeper  # noqa: F401  # Registers the environment.
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.call import Call
+from turngym_server.config import ServerConfig
 from turngym_server.counts import Histogram
 from turngym_server.environment import REGISTRY
 from turngym_server.host import EnvironmentHost
-from turngym_server.service import SERVICE, EnvironmentService, ServerConfig
+from turngym_server.listening import SERVICE
+from turngym_server.service import EnvironmentService
 from turngym_server.session import Session
 from turngym_server.splits import Split
 

@@ -37,9 +37,10 @@ import measure
 
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc as pb_grpc
+from turngym_server.config import ServerConfig
 from turngym_server.environment import REGISTRY
 from turngym_server.host import EnvironmentHost
-from turngym_server.service import Server, ServerConfig
+from turngym_server.server import Server
 
 IMPORTED: Final = "turngym_client"
 SESSIONS: Final = 1_000

@@ -31,10 +31,11 @@ import turngym
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc
 from turngym_server import new_token
+from turngym_server.config import ServerConfig
 from turngym_server.discovery import load_own
 from turngym_server.environment import REGISTRY
 from turngym_server.host import EnvironmentHost
-from turngym_server.service import Server, ServerConfig
+from turngym_server.server import Server
 from turngym_server.splits import Split
 
 HERE: Final = Path(__file__).parent

@@ -63,7 +63,7 @@ def test_the_conformance_kit_knows_servers_by_their_replies_alone() -> None:
     ("module", "unwanted"),
     [
         ("turngym_client", ["torch", "transformers", "gymnasium", "numpy", "turngym_server"]),
-        ("turngym_server.service", ["torch", "transformers", "turngym_client"]),
+        ("turngym_server.server", ["torch", "transformers", "turngym_client"]),
         ("turngym_leaderboard", ["torch", "transformers", "turngym_server", "turngym_trainer"]),
     ],
 )

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from turngym_server.caller import Caller, Metadata
+from turngym_server.config import ServerConfig
 from turngym_server.errors import ItemError, Reason
 from turngym_server.quotas import Meter, Quotas
 from turngym_server.roles import ROLES_OF_RPC
@@ -120,3 +121,15 @@ _UNBOUNDED: Final = Quotas()
 
 def _times(rate: float | None, share: float) -> float | None:
     return None if rate is None else rate * share
+
+
+def access_of(
+    config: ServerConfig, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
+) -> Access:
+    """Who may call a server, as its operator wants it; of quotas each worker grants its share.
+
+    Raises:
+        OSError, ValueError: the file of tokens cannot be read, or is malformed.
+    """
+    tokens = TokenFile(config.tokens) if config.tokens else None
+    return Access(tokens, share=1 / config.workers, clock=clock, now=now)

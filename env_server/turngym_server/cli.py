@@ -12,13 +12,14 @@ import typer
 
 import turngym
 from turngym_server import lifecycle, logs
+from turngym_server.config import DEFAULT_SPLITS, ServerConfig
 from turngym_server.discovery import ALL, find_specs
 from turngym_server.environment import EnvironmentSpec
 from turngym_server.front import Front
 from turngym_server.host import EnvironmentHost, did_you_mean, nearest
 from turngym_server.logs import LogFormat
 from turngym_server.sealed import read_seal_key
-from turngym_server.service import DEFAULT_SPLITS, Server, ServerConfig
+from turngym_server.server import Server
 from turngym_server.splits import Split
 from turngym_server.workers import Order
 

@@ -29,6 +29,7 @@ from prometheus_client.core import Metric
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server import wire
+from turngym_server.access import access_of
 from turngym_server.batches import (
     MAX_BATCH_ITEMS,
     STREAMED_STEP_FIELD,
@@ -44,10 +45,10 @@ from turngym_server.batches import (
 )
 from turngym_server.call import Context
 from turngym_server.errors import ItemError, Reason
+from turngym_server.listening import REFLECTED, SERVER_OPTIONS, SERVICE, bind, host_and_port
 from turngym_server.metrics import MetricsEndpoint, exposition, process_families, union
 from turngym_server.reflection import serve_reflection
 from turngym_server.requests import MAX_WAIT_SECONDS, REQUEST_ID_BYTES, wait_seconds
-from turngym_server.service import REFLECTED, SERVER_OPTIONS, SERVICE, access_of, bind, host_and_port
 from turngym_server.stream import RequestStream
 from turngym_server.wire import Undecodable
 from turngym_server.workers import Metadata, Order, Worker, WorkerLost, Workers

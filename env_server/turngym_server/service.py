@@ -1,30 +1,24 @@
-"""The RPCs of `EnvironmentService`, and the server that answers them.
+"""The RPCs of `EnvironmentService`.
 
 Requests and replies are handled as bytes: an undecodable item fails alone, and outcomes leave as they were stored.
 """
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError, Message
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 from prometheus_client.core import Metric
 
 import turngym
 from turngym.v1 import environment_pb2 as pb
 from turngym_server import messages, wire
-from turngym_server.access import Access
-from turngym_server.address import check_free
+from turngym_server.access import access_of
 from turngym_server.batches import (
     MAX_BATCH_ITEMS,
     decode,
@@ -44,16 +38,16 @@ from turngym_server.batches import (
 )
 from turngym_server.call import Call, Context, abort, metadata_of
 from turngym_server.caller import Caller
+from turngym_server.config import ServerConfig
 from turngym_server.counts import Departure, Origin, RpcCounts
 from turngym_server.digest import canonical_json, encode_actions
 from turngym_server.environment import EnvironmentSpec, Limits
 from turngym_server.episode import MAX_ACTION_BYTES, MAX_OBSERVATION_BYTES
 from turngym_server.errors import ItemError, Reason, exception_text
-from turngym_server.exposure import check_exposure, server_credentials
 from turngym_server.host import EnvironmentHost, Plan
+from turngym_server.listening import MAX_MESSAGE_BYTES, SERVICE
 from turngym_server.logs import Event
-from turngym_server.metrics import MetricsEndpoint, families, worker_handlers
-from turngym_server.reflection import serve_reflection
+from turngym_server.metrics import families
 from turngym_server.requests import (
     check_request_id,
     find_host,
@@ -62,7 +56,6 @@ from turngym_server.requests import (
     requested_limits,
     wait_seconds,
 )
-from turngym_server.sealed import SealKey
 from turngym_server.seeds import seeds_event, seeds_in_words
 from turngym_server.session import (
     ENVIRONMENT_ERRORS,
@@ -76,7 +69,6 @@ from turngym_server.splits import Split
 from turngym_server.stream import RequestStream
 from turngym_server.table import Creation, SessionTable
 from turngym_server.threads import Overrun
-from turngym_server.tokens import TokenFile
 from turngym_server.wire import Undecodable
 
 if TYPE_CHECKING:
@@ -84,21 +76,10 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger(__name__)
 
-SERVICE: Final = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
-MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 ITEMS_BETWEEN_YIELDS: Final = 64
 """Turns played on the event loop before others get it."""
-DEFAULT_SPLITS: Final = frozenset({Split.TRAIN, Split.VALIDATION})
 MAX_PAGE: Final = 1_000
 DEFAULT_PAGE: Final = 100
-
-REFLECTED: Final = (SERVICE, "grpc.health.v1.Health")
-
-SERVER_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),  # Else a second server would share the port unnoticed.
-)
 
 ItemT = TypeVar("ItemT", bound=Message)
 
@@ -107,55 +88,6 @@ _DEPARTURES: Final = {
     pb.CLOSE_REASON_ABANDONED: Departure.ABANDONED,
     pb.CLOSE_REASON_ERROR: Departure.ERROR,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """How a server runs.
-
-    Attributes:
-        port: 0 takes a free one.
-        splits: offered to clients, where an environment has worlds enough to divide.
-        max_sessions: held at once. max_sessions_per_caller: None: as many.
-        lease_seconds: a session untouched for so long is dropped.
-        grace_seconds: how long a draining server waits for running turns.
-        threads: turns of environments that are not inline, played at once.
-        seal_key: opens the sealed seeds of a board; None: none are opened.
-        metrics_port: where Prometheus finds /metrics; 0 takes a free one; None: nowhere. metrics_host: its address.
-        workers: processes of this server. With more than one, each is given its share of what is divided among them,
-            and a front answers on `port`.
-        worker_port: of the first worker, the others follow; None: those after `port`, or free ones where that is 0.
-        tag: begins every session id; "": one is drawn.
-        front_socket: path of a unix socket that is answered too; "": none.
-        tokens: file of the tokens that callers need; see `turngym_server.tokens`. None: whoever reaches the port may
-            do everything.
-        tls_cert: PEM file of the certificate chain that the server shows, tls_key: of its key. None: no TLS.
-        client_ca: PEM file of the authorities that clients' certificates must be signed by; None: they need none.
-        insecure: serve other machines without tokens or in the clear.
-        otlp_endpoint: URL of an OpenTelemetry collector that gets a span for every call; None: no traces are made.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    splits: Collection[Split] = DEFAULT_SPLITS
-    max_sessions: int = 4_096
-    max_sessions_per_caller: int | None = None
-    lease_seconds: float = 600.0
-    grace_seconds: float = 10.0
-    threads: int = 64
-    metrics_host: str = "127.0.0.1"
-    metrics_port: int | None = None
-    workers: int = 1
-    worker_port: int | None = None
-    tag: str = ""
-    front_socket: str = ""
-    tokens: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    client_ca: Path | None = None
-    insecure: bool = False
-    otlp_endpoint: str | None = None
-    seal_key: SealKey | None = None
 
 
 class EnvironmentService:
@@ -658,173 +590,6 @@ class EnvironmentService:
                 extra=Event(rpc=call.rpc, caller=str(call.caller), items=call.items, departure=departure.value),
             )
         return pb.CloseResponse(outcomes=outcomes).SerializeToString()
-
-
-def access_of(
-    config: ServerConfig, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
-) -> Access:
-    """Who may call a server, as its operator wants it; of quotas each worker grants its share.
-
-    Raises:
-        OSError, ValueError: the file of tokens cannot be read, or is malformed.
-    """
-    tokens = TokenFile(config.tokens) if config.tokens else None
-    return Access(tokens, share=1 / config.workers, clock=clock, now=now)
-
-
-def bind(server: grpc.aio.Server, config: ServerConfig) -> int:
-    """Has the server listen where the operator wants it, and returns the port.
-
-    Raises:
-        OSError: the address cannot be bound, or a file of TLS cannot be read.
-        ValueError: it would be open to other machines without tokens and TLS, or the files of TLS are wrong.
-    """
-    check_exposure(config.host, tokens=bool(config.tokens), tls=bool(config.tls_cert), insecure=config.insecure)
-    if (config.tls_cert is None) != (config.tls_key is None) or (config.client_ca and not config.tls_cert):
-        raise ValueError("--tls-cert and --tls-key go together, and --client-ca with both")
-    address = host_and_port(config.host, config.port)
-    check_free(config.host, config.port)
-    try:
-        if config.tls_cert and config.tls_key:
-            credentials = server_credentials(config.tls_cert, config.tls_key, config.client_ca)
-            return server.add_secure_port(address, credentials)
-        return server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise OSError(f"cannot listen on {address}: {error}") from error
-
-
-def host_and_port(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-class Server:
-    """A gRPC server of environments; `async with` starts and stops it.
-
-    Args:
-        environments: what is served.
-        config: where and how.
-        clock: seconds, monotonic; leases, wall-clock limits and quotas are counted on it.
-        now: seconds since 1970; tokens expire by it.
-
-    Raises:
-        OSError: on entry, where an address cannot be bound, or a file cannot be read.
-        ValueError: on entry, where traces are asked for that cannot be made, or the file of tokens is malformed.
-    """
-
-    def __init__(
-        self,
-        environments: Sequence[EnvironmentHost],
-        config: ServerConfig | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
-    ) -> None:
-        self._environments = environments
-        self._clock = clock
-        self._now = now
-        self.config = config or ServerConfig()
-        self.port = 0
-        self._metrics: MetricsEndpoint | None = None
-        self._tracing: Tracing | None = None
-
-    @property
-    def metrics_url(self) -> str | None:
-        """Where it tells what it counts; None where it does not."""
-        return self._metrics and self._metrics.url
-
-    @property
-    def address(self) -> str:
-        """host:port that it listens on."""
-        return host_and_port(self.config.host, self.port)
-
-    async def start(self) -> None:
-        """Binds and begins to serve."""
-        if self.config.otlp_endpoint is not None:
-            self._tracing = _open_tracing(self.config.otlp_endpoint)
-        self.service = EnvironmentService(
-            self._environments, self.config, self._clock, now=self._now, tracing=self._tracing
-        )
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._server.add_generic_rpc_handlers((self.service.handlers(),))
-        self._health = HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        serve_reflection(self._server, REFLECTED, self.service.access)
-        self.port = bind(self._server, self.config)
-        try:
-            await asyncio.gather(*(asyncio.to_thread(host.open) for host in self._environments))
-        except OSError:
-            await self._close_hosts()
-            raise
-        if self.config.front_socket:
-            self._server.add_generic_rpc_handlers((worker_handlers(self.service.metrics),))
-            self._server.add_insecure_port(f"unix:{self.config.front_socket}")
-        if self.config.metrics_port is not None:
-            self._metrics = MetricsEndpoint(self.config.metrics_host, self.config.metrics_port, self.service.metrics)
-        await self._server.start()
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
-
-    async def drain(self) -> None:
-        """Stops: starts no more sessions, lets running turns finish and be collected, then refuses all."""
-        self.service.draining = True
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self.config.grace_seconds
-        while (tasks := set(self.service.runtime.tasks)) and loop.time() < end:
-            await asyncio.wait(tasks, timeout=end - loop.time())
-        await self.stop(max(end - loop.time(), 0.0))
-
-    async def stop(self, grace_seconds: float = 0.0) -> None:
-        """Refuses new calls, and gives those under way `grace_seconds`."""
-        self.service.stop_streams()
-        await self._server.stop(grace_seconds)
-        self._sweeper.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._sweeper
-        self.service.table.close_all()
-        tasks = set(self.service.runtime.tasks)
-        if tasks:
-            await asyncio.wait(tasks, timeout=0.1)
-        for task in self.service.runtime.tasks:
-            task.cancel()
-        if self.service.runtime.tasks:
-            await asyncio.wait(set(self.service.runtime.tasks))
-        self.service.runtime.close()
-        await self._close_hosts()
-        if self._metrics is not None:
-            await self._metrics.close()
-        if self._tracing is not None:
-            await self._tracing.close()
-
-    async def _close_hosts(self) -> None:
-        await asyncio.gather(*(asyncio.to_thread(host.close) for host in self._environments))
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
-
-    async def _set_health(self, status: "health_pb2.HealthCheckResponse.ServingStatus") -> None:
-        for service in ("", SERVICE):
-            await self._health.set(service, status)
-
-    async def _sweep(self) -> None:
-        pause = min(max(self.config.lease_seconds / 4, 0.1), 5.0)
-        while True:
-            await asyncio.sleep(pause)
-            self.service.table.sweep()
-
-
-def _open_tracing(endpoint: str) -> "Tracing":
-    try:
-        from turngym_server.tracing import Tracing
-    except ImportError as error:
-        raise ValueError(
-            "--otlp-endpoint needs OpenTelemetry, which is not installed: pip install 'turngym[otel]'"
-        ) from error
-    return Tracing(endpoint, SERVICE)
 
 
 def _log_failures(call: Call) -> None:

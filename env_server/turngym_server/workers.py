@@ -27,10 +27,11 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
+from turngym_server.config import ServerConfig
 from turngym_server.lifeline import describe_exit, python_path
+from turngym_server.listening import MAX_MESSAGE_BYTES, SERVICE
 from turngym_server.logs import LogFormat
 from turngym_server.metrics import METRICS_METHOD
-from turngym_server.service import MAX_MESSAGE_BYTES, SERVICE, ServerConfig
 
 log: Final = logging.getLogger(__name__)
 

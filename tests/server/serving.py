@@ -10,9 +10,10 @@ from google.rpc import error_details_pb2, status_pb2
 
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc
+from turngym_server.config import ServerConfig
 from turngym_server.environment import EnvironmentSpec
 from turngym_server.host import EnvironmentHost
-from turngym_server.service import Server, ServerConfig
+from turngym_server.server import Server
 from turngym_server.splits import Split
 
 EVERY_SPLIT = frozenset(Split)

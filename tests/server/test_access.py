@@ -16,8 +16,8 @@ from turngym.v1 import environment_pb2 as pb
 from turngym_server.discovery import load_own
 from turngym_server.environment import REGISTRY
 from turngym_server.host import EnvironmentHost
+from turngym_server.listening import SERVICE
 from turngym_server.roles import ROLES_OF_RPC
-from turngym_server.service import SERVICE
 from turngym_server.splits import Split
 from turngym_server.tokens import new_token
 

@@ -12,11 +12,11 @@ from serving import EVERY_SPLIT, call_status, reason, reset_item, serving, start
 
 import turngym
 from turngym.v1 import environment_pb2 as pb
+from turngym_server.config import DEFAULT_SPLITS
 from turngym_server.discovery import find_specs
 from turngym_server.environment import Limits
 from turngym_server.host import EnvironmentHost
 from turngym_server.reference import read_reference
-from turngym_server.service import DEFAULT_SPLITS
 from turngym_server.splits import Split
 
 

@@ -21,7 +21,7 @@ from token_files import write_tokens
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc
 from turngym_client import Episode, EpisodeRequest, Split, connect
-from turngym_server.service import ServerConfig
+from turngym_server.config import ServerConfig
 from turngym_server.workers import share
 
 HERE = Path(__file__).parent

@@ -1,0 +1,48 @@
+"""What a server and a front have in common as gRPC servers: names, sizes, and where they listen.
+
+Knows nothing of the RPCs.
+"""
+
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from turngym.v1 import environment_pb2 as pb
+from turngym_server.address import check_free
+from turngym_server.config import ServerConfig
+from turngym_server.exposure import check_exposure, server_credentials
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
+REFLECTED: Final = (SERVICE, "grpc.health.v1.Health")
+MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+SERVER_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),  # Else a second server would share the port unnoticed.
+)
+
+
+def bind(server: grpc.aio.Server, config: ServerConfig) -> int:
+    """Has the server listen where the operator wants it, and returns the port.
+
+    Raises:
+        OSError: the address cannot be bound, or a file of TLS cannot be read.
+        ValueError: it would be open to other machines without tokens and TLS, or the files of TLS are wrong.
+    """
+    check_exposure(config.host, tokens=bool(config.tokens), tls=bool(config.tls_cert), insecure=config.insecure)
+    if (config.tls_cert is None) != (config.tls_key is None) or (config.client_ca and not config.tls_cert):
+        raise ValueError("--tls-cert and --tls-key go together, and --client-ca with both")
+    address = host_and_port(config.host, config.port)
+    check_free(config.host, config.port)
+    try:
+        if config.tls_cert and config.tls_key:
+            credentials = server_credentials(config.tls_cert, config.tls_key, config.client_ca)
+            return server.add_secure_port(address, credentials)
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {address}: {error}") from error
+
+
+def host_and_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
