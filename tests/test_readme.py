@@ -34,6 +34,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield running.address
 
 
+def test_the_environment_of_the_readme_is_found_in_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "number.py").write_text(example("environment"), encoding="utf-8")
+    # As the installed command does, -P leaves the working directory out.
+    command = [sys.executable, "-P", "-m", "turngym_server.cli", "--env", "number:Number", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        server.terminate()
+    assert re.fullmatch(r"env_server \S+ listening on 127\.0\.0\.1:\d+ serving number\n", line)
+
+
 def run(code: str) -> str:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

@@ -26,6 +26,8 @@ from turngym_server.workers import Order
 USAGE_ERROR: Final = 2
 UsageError: Final = cast("type[Exception]", typer.BadParameter.__bases__[0])
 """What typer raises for wrong arguments. Depending on its release it is click's, or that of a copy of click."""
+LONGEST_LEASE: Final = 31_536_000.0
+"""A year, in seconds."""
 _DEFAULTS: Final = ServerConfig(port=50_051)
 
 
@@ -68,7 +70,7 @@ def serve(
         int | None, typer.Option(min=1, help="Sessions of one caller.  [default: as many as in all]")
     ] = None,
     lease_seconds: Annotated[
-        float, typer.Option(min=0.001, help="A session untouched for so long is dropped.")
+        float, typer.Option(min=0.001, max=LONGEST_LEASE, help="A session untouched for so long is dropped.")
     ] = _DEFAULTS.lease_seconds,
     grace_seconds: Annotated[
         float, typer.Option(min=0.0, help="How long running turns may take after SIGTERM.")
@@ -261,7 +263,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=None if arguments is None else list(arguments), standalone_mode=False)
     except UsageError as error:
         _exit(str(getattr(error, "format_message", error.__str__)()))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        _exit(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except ValueError as error:
         _exit(str(error))
 
 

@@ -2,9 +2,13 @@
 
 import importlib
 import importlib.metadata
+import os
 import pkgutil
+import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import Final
 
 import turngym_server.envs
@@ -71,10 +75,26 @@ def _specs_of(name: str) -> list[EnvironmentSpec]:
             f"Known: {', '.join(sorted(REGISTRY))}; or package.module:Class"
         )
     try:
-        environment = getattr(importlib.import_module(module), attribute)
+        environment = getattr(_imported(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"environment {name!r} cannot be imported: {error}") from error
+    except Exception as error:  # Whatever a user's module raises.
+        raise ValueError(f"environment {name!r} cannot be imported: {_told(error)}") from error
     specs = [spec for spec in REGISTRY.values() if spec.environment is environment]
     if not specs:
         raise ValueError(f"{name!r} is not an environment decorated with @register")
     return specs
+
+
+def _imported(module: str) -> ModuleType:
+    """The module, from the working directory too, where no file takes an installed package's place."""
+    if (here := os.getcwd()) not in sys.path:  # noqa: PTH109  # sys.path holds texts.
+        sys.path.append(here)
+    return importlib.import_module(module)
+
+
+def _told(error: Exception) -> str:
+    """What was raised, and by which line."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    where = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
+    return f"{type(error).__name__}: {error}{where}"

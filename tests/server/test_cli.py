@@ -83,6 +83,24 @@ def test_serves_and_stops(serve, tmp_path):
     assert process.wait(timeout=20) == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("1 +", r"SyntaxError: invalid syntax \(mine\.py, line 1\)"),
+        ("\nraise RuntimeError('no licence')", r"RuntimeError: no licence \(\S+mine\.py, line 2\)"),
+        ("import nowhere_at_all", "No module named 'nowhere_at_all'"),
+        ("", "module 'mine' has no attribute 'Class'"),
+    ],
+)
+def test_a_module_of_the_working_directory_that_cannot_be_imported(tmp_path, text, told):
+    (tmp_path / "mine.py").write_text(text)
+    # As the installed command does, -P leaves the working directory out.
+    command = [sys.executable, "-P", "-m", "turngym_server.cli", "--env", "mine:Class", "--port", "0"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert re.fullmatch(f"env_server: environment 'mine:Class' cannot be imported: {told}\n", result.stderr)
+
+
 def test_a_port_that_is_taken(serve):
     _, line = serve("--env", "bandit")
     port = line[2].rsplit(":", 1)[1]
@@ -114,6 +132,9 @@ def test_version_and_list():
         (["--env", THIRD_PARTY, "--option", "levels"], "key=value"),
         (["--env", THIRD_PARTY, "--option", "faces=3"], "clients set it"),
         (["--env", THIRD_PARTY, "--option", "levels=/no/such/file"], "/no/such/file"),
+        (["--env", "sokoban", "--tokens", "/no/file"], "/no/file: No such file or directory"),
+        (["--env", "sokoban", "--seal-key", "/no/file"], "/no/file: No such file or directory"),
+        (["--env", "sokoban", "--lease-seconds", "inf"], "'--lease-seconds'"),
         (["--env", "sokoban", "--option", "levels=/no/file"], "/no/file: cannot be read: No such file or directory"),
         (["--env", "bandit", "--port", "70000"], "--port"),
         (
