@@ -48,7 +48,8 @@ class Runtime:
     def __init__(self, clock: Callable[[], float], threads: int) -> None:
         self.clock = clock
         self.counts = Counts()
-        self._threads = Threads(threads)
+        # What hangs keeps its place until its deadline: a quarter is left to other callers.
+        self._threads = Threads(threads, share=max(1, threads - threads // 4))
         self._interpreter_threads = Threads(INTERPRETER_THREADS)
         self.tasks: set[asyncio.Task[Any]] = set()
 

@@ -6,7 +6,7 @@ exiting. Here a hung thread is written off, replaced, and dies with the process.
 
 import asyncio
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -50,15 +50,21 @@ class _Job:
 
 
 class _Places:
-    """A semaphore that serves accounts in turn: however much one of them has waiting, another's next work is next."""
+    """A semaphore that serves accounts in turn: however much one of them has waiting, another's next work is next.
 
-    def __init__(self, limit: int) -> None:
+    Args:
+        limit: places in all. share: the most that one account has at once.
+    """
+
+    def __init__(self, limit: int, share: int) -> None:
         self._free = limit
+        self._share = share
+        self._taken: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def acquire(self, account: str) -> None:
-        if self._free:
-            self._free -= 1
+        if self._free and self._taken[account] < self._share:
+            self._take(account)
             return
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(account, deque()).append(place)
@@ -66,28 +72,45 @@ class _Places:
             await place
         except asyncio.CancelledError:
             if not place.cancelled():
-                self.release()  # It was given just before.
+                self.release(account)  # It was given just before.
             raise
 
-    def release(self) -> None:
-        while self._waiting:
-            account = next(iter(self._waiting))
-            queue = self._waiting.pop(account)
-            place = queue.popleft()
-            if queue:
-                self._waiting[account] = queue  # Behind the others.
-            if not place.done():
-                place.set_result(None)
-                return
+    def release(self, account: str) -> None:
         self._free += 1
+        self._taken[account] -= 1
+        if not self._taken[account]:
+            del self._taken[account]
+        for waiting in list(self._waiting):
+            if self._free and self._taken[waiting] < self._share:
+                self._give(waiting)
+
+    def _give(self, account: str) -> None:
+        """A place to the first of the account that still waits."""
+        queue = self._waiting.pop(account)
+        while queue:
+            place = queue.popleft()
+            if not place.done():
+                self._take(account)
+                place.set_result(None)
+                break
+        if queue:
+            self._waiting[account] = queue  # Behind the others.
+
+    def _take(self, account: str) -> None:
+        self._free -= 1
+        self._taken[account] += 1
 
 
 class Threads:
-    """Runs at most `limit` pieces of work at once, hung ones not counted. Belongs to one event loop."""
+    """Runs at most `limit` pieces of work at once, hung ones not counted. Belongs to one event loop.
 
-    def __init__(self, limit: int) -> None:
+    Args:
+        share: the most that one account has at once, so that what hangs for it leaves places to the others; None: all.
+    """
+
+    def __init__(self, limit: int, share: int | None = None) -> None:
         self._limit = limit
-        self._places = _Places(limit)
+        self._places = _Places(limit, share or limit)
         self._idle: list[_Thread] = []
 
     async def run(
@@ -119,7 +142,7 @@ class Threads:
             except TimeoutError:
                 raise Overrun(f"still running after {deadline:g} s") from None
         finally:
-            self._places.release()
+            self._places.release(account)
         if isinstance(done.error, asyncio.CancelledError):
             # Raised on the loop it would cancel the caller.
             raise RuntimeError("the work raised CancelledError") from done.error  # noqa: TRY004

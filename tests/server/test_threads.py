@@ -89,3 +89,44 @@ async def test_accounts_are_served_in_turn():
     assert len(order) == 1_001  # Two were cancelled.
     assert await threads.run(lambda: "free again") == "free again"
     threads.close()
+
+
+async def test_one_account_leaves_places_to_others():
+    threads = Threads(4, share=3)
+    gate = threading.Event()
+    lock, now, most = threading.Lock(), 0, 0
+
+    def hang():
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        gate.wait(10)
+        with lock:
+            now -= 1
+
+    hung = [asyncio.ensure_future(threads.run(hang, account="greedy")) for _ in range(8)]
+    await asyncio.sleep(0.05)
+    assert now == 3
+    assert await asyncio.wait_for(threads.run(lambda: "other", account="modest"), 10) == "other"
+    gate.set()
+    await asyncio.gather(*hung)
+    assert most == 3
+    threads.close()
+
+
+async def test_what_no_longer_waits_is_passed_over():
+    threads = Threads(1)
+    gate = threading.Event()
+    first = asyncio.ensure_future(threads.run(lambda: gate.wait(10)))
+    await asyncio.sleep(0)
+    given_up = [asyncio.ensure_future(threads.run(lambda: "given up")) for _ in range(3)]
+    last = asyncio.ensure_future(threads.run(lambda: "last"))
+    await asyncio.sleep(0)
+    for task in given_up:
+        task.cancel()
+    gate.set()
+    assert await asyncio.wait_for(last, 10) == "last"
+    assert await first
+    assert await asyncio.wait_for(threads.run(lambda: "next"), 10) == "next"
+    threads.close()
