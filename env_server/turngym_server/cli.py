@@ -1,5 +1,11 @@
 """The command `env_server`: serves environments until it is told to stop."""
 
+import os
+
+# gRPC's core writes to stderr by itself, past the log and in its own format, and waits until that is read. What it
+# shall write is asked for once, when it is imported.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 import asyncio
 import enum
 import json

@@ -1,5 +1,6 @@
 """TLS and mutual TLS, which addresses may be bound, and a client's credentials, between real servers and clients."""
 
+import socket
 import subprocess
 import sys
 
@@ -160,3 +161,19 @@ def test_the_environment_tells_what_is_not_given(tmp_path):
     assert "two words" not in str(refused.value)
     with pytest.raises(ValueError, match="go together"):
         TlsConfig(certificate="client.pem")
+
+
+def test_what_is_no_tls_leaves_nothing_on_stderr(pem):
+    """gRPC's core would write about it past the log, and wait until somebody reads that."""
+    files = ["--tls-cert", pem / "server.pem", "--tls-key", pem / "server.key"]
+    command = [sys.executable, "-m", "turngym_server.cli", "--env", "bandit", "--port", "0", *files]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline().split()[4].rpartition(":")[2])
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+                connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                assert connection.recv(1_000) is not None
+        server.terminate()
+        _, told = server.communicate(timeout=30)
+    assert told == ""
