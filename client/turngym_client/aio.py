@@ -55,6 +55,8 @@ from turngym_client.types import (
     Transition,
     check_seed,
     check_type,
+    cut,
+    told,
 )
 
 ResultT = TypeVar("ResultT")
@@ -244,12 +246,12 @@ class AsyncEpisode(EpisodeFacts):
         if self.done:
             raise EpisodeEnded(f"{self._record.describe()}: ended ({self.state.end_reason.value}); reset a new one")
         if self._under_way not in (None, turn):
-            raise self._cut_off(f"not {list(turn)}")
+            raise self._cut_off(f"not {cut(str(list(turn)))}")
 
     def _cut_off(self, instead: str) -> StepOrderError:
         return StepOrderError(
             f"{self._record.describe()}: step {self.step_index + 1} was cut off and may have been played; send its"
-            f" actions {list(self._under_way or ())} again to collect the result, {instead}"
+            f" actions {cut(str(list(self._under_way or ())))} again to collect the result, {instead}"
         )
 
 
@@ -312,7 +314,7 @@ class AsyncClient:
         async def call(server: Server) -> pb.GetEnvironmentResponse:
             return await server.get_environment(request)
 
-        return environment_from_pb((await self._anywhere(f"environment {id!r}", call)).environment)
+        return environment_from_pb((await self._anywhere(f"environment {cut(repr(id))}", call)).environment)
 
     async def reset(
         self,
@@ -477,7 +479,7 @@ class AsyncClient:
             if again is None:
                 return results
             try:
-                await patience.pause(again, f"{len(left)} episodes of {left[0].environment_id}")
+                await patience.pause(again, f"{len(left)} episodes of {cut(left[0].environment_id)}")
                 failing_since = failing_since or time.monotonic()
                 if again.verdict is Verdict.BUSY or await self._pool.may_move(server, again, failing_since):
                     server, failing_since = await self._pool.choose(patience, [server]), None
@@ -547,7 +549,7 @@ def _turn_of(actions: str | Iterable[str]) -> tuple[str, ...]:
         return (clean_text(actions),)
     given = cast("object", actions)
     if isinstance(given, bytes) or not isinstance(given, Iterable):
-        raise TypeError(f"actions is {given!r} ({type(given).__name__}), but must be a str or a sequence of str")
+        raise TypeError(f"actions is {told(given)}, but must be a str or a sequence of str")
     turn = tuple(actions)
     if not turn:
         raise ValueError('a turn without actions; expected at least one ("" where an answer could not be read)')
@@ -560,7 +562,7 @@ def _describe(items: Sequence[pb.ResetItem], request_id: bytes) -> str:
     [item] = [item for item in items if item.request_id == request_id]
     seeds = {"level_seed": f", level seed {item.level_seed}", "sealed_seed": ", sealed seed"}
     seed = seeds.get(item.WhichOneof("level") or "", "")
-    return f"reset of {item.environment_id!r}, split {split_from_pb(item.split).value}{seed}"
+    return f"reset of {cut(repr(item.environment_id))}, split {split_from_pb(item.split).value}{seed}"
 
 
 def _spread(items: Sequence[pb.ResetItem], servers: Sequence[Server]) -> list[tuple[Server, Sequence[pb.ResetItem]]]:
@@ -601,4 +603,5 @@ def _all_or_raise(results: Iterable[ResultT | TurngymError]) -> list[ResultT]:
 def _distinct(episodes: Sequence[AsyncEpisode]) -> None:
     repeated = [episode for episode, count in Counter(map(id, episodes)).items() if count > 1]
     if repeated:
-        raise ValueError(f"{len(repeated)} episodes occur more than once; each plays one turn in a call")
+        occur = "1 episode occurs" if len(repeated) == 1 else f"{len(repeated)} episodes occur"
+        raise ValueError(f"{occur} more than once; each plays one turn in a call")

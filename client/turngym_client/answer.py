@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from turngym_client.types import check_type
+
 _TAGS: Final = ("<think>", "</think>", "<answer>", "</answer>")
 _ANSWER: Final = re.compile(r"\s*<think>(.*)</think>\s*<answer>(.*)</answer>\s*", re.DOTALL)
 
@@ -41,7 +43,12 @@ def parse_answer(text: str, separator: str = "||", max_actions: int | None = Non
         text: the whole answer; where "<think>" was prefilled in the prompt, the caller puts it in front.
         separator: separates actions; empty parts are dropped. "": the whole answer is one action.
         max_actions: keep only the first so many; None: keep all.
+
+    Raises:
+        TypeError: text or separator is no string.
     """
+    check_type("text", text, str)
+    check_type("separator", separator, str)
     match = _ANSWER.fullmatch(text)
     if match is None or any(text.count(tag) != 1 for tag in _TAGS):
         return INVALID

@@ -49,7 +49,7 @@ class Coalescer(Generic[ItemT, ResultT]):
             Its second argument is how many seconds the server may wait for all of them. What it raises is every
             item's outcome.
         max_items: items in one request; asked anew each time, as a server that comes back may say otherwise.
-        max_bytes: bytes in one request, by `size`; a larger item travels alone.
+        max_size: sum of the items' `size` in one request; a larger item travels alone.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class Coalescer(Generic[ItemT, ResultT]):
         send: Callable[[Sequence[ItemT], float], Awaitable[Sequence[ResultT | None]]],
         *,
         max_items: Callable[[], int],
-        max_bytes: int,
+        max_size: int,
         size: Callable[[ItemT], int],
     ) -> None:
         self._send = send
         self._max_items = max_items
-        self._max_bytes = max_bytes
+        self._max_size = max_size
         self._size = size
         self._fresh: deque[_Waiting[ItemT, ResultT]] = deque()
         self._repeated: deque[_Waiting[ItemT, ResultT]] = deque()
@@ -121,7 +121,7 @@ class Coalescer(Generic[ItemT, ResultT]):
         batch: list[_Waiting[ItemT, ResultT]] = []
         size = 0
         while queue and len(batch) < most:
-            if batch and size + queue[0].size > self._max_bytes:
+            if batch and size + queue[0].size > self._max_size:
                 break
             waiting = queue.popleft()
             if not waiting.result.done():

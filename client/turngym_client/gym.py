@@ -18,7 +18,7 @@ import numpy as np
 
 from turngym_client.episode import EpisodeFacts
 from turngym_client.sync import Client, Episode, connect
-from turngym_client.types import SEED_MAX, Limits, Split, Transition
+from turngym_client.types import SEED_MAX, Limits, Split, Transition, check_type, cut
 
 MAX_CHARACTERS: Final = 1 << 18
 """Longest text of a `UnicodeText` space by default: an observation is at most 256 KiB."""
@@ -119,7 +119,7 @@ class RemoteEnv(gymnasium.Env[str, str]):
         render_mode: str | None = None,
     ) -> None:
         if render_mode not in (None, "ansi"):
-            raise ValueError(f'render_mode is {render_mode!r}, but must be "ansi" or None')
+            raise ValueError(f'render_mode is {cut(repr(render_mode))}, but must be "ansi" or None')
         self.render_mode = render_mode
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
@@ -164,6 +164,7 @@ class RemoteEnv(gymnasium.Env[str, str]):
 
     def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
         episode = self.episode
+        check_type("action", action, str)
         state = episode.step(actions_of(action, episode.action_separator))
         return state.observation, state.reward, state.terminated, state.truncated, info_of(episode, state)
 

@@ -6,7 +6,7 @@ Loads gymnasium and numpy, which `import turngym_client` does not.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from gymnasium.error import ResetNeeded
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from turngym_client.gym import DEFAULT_LIMITS, UnicodeText, actions_of, draw_seed, info_of, noise_seed_of
 from turngym_client.sync import Client, Episode, connect
-from turngym_client.types import EpisodeRequest, Limits, Split
+from turngym_client.types import EpisodeRequest, Limits, Split, check_type, told
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -99,8 +99,13 @@ class RemoteVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], NDArray[Any]]):
     def step(self, actions: Sequence[str]) -> tuple[tuple[str, ...], Floats, Bools, Bools, dict[str, Any]]:
         if not self._episodes:
             raise ResetNeeded("call reset before anything else")
+        given = cast("object", actions)
+        if isinstance(given, str | bytes) or not isinstance(given, Sequence | np.ndarray):
+            raise TypeError(f"actions is {told(given)}, but must be a sequence of {self.num_envs} str")
         if len(actions) != self.num_envs:
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments")
+        for place, action in enumerate(actions):
+            check_type(f"actions[{place}]", action, str)
         if over := [index for index, episode in enumerate(self._episodes) if episode.done]:
             raise ResetNeeded(f'episodes {over} are over; reset(options={{"reset_mask": …}}) starts new ones there')
         states = self._client.step_many(

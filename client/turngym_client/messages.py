@@ -40,6 +40,7 @@ from turngym_client.types import (
     Split,
     SplitInfo,
     Transition,
+    cut,
 )
 
 SPLIT_TO_PB: Final[Mapping[Split, pb.Split.ValueType]] = {
@@ -77,7 +78,9 @@ def options_to_json(options: Mapping[str, object]) -> str:
     try:
         return clean_text(json.dumps(dict(options), ensure_ascii=False, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"options {options!r} are no JSON object: {error}", reason="INVALID_OPTIONS") from error
+        raise InvalidRequest(
+            f"options {cut(repr(options))} are no JSON object: {cut(str(error))}", reason="INVALID_OPTIONS"
+        ) from error
 
 
 def limits_to_pb(limits: Limits) -> pb.Limits:

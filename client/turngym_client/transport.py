@@ -23,7 +23,7 @@ for `failover` seconds, then the episode moves, where there is another address; 
 sessions for `AVOID_SECONDS`. Where no other one takes it, it goes back to an address that was only late. `patience`
 counts anew for every call that an application makes. Steps go over one stream for each server; what the table says of
 Step holds for each request of the stream (`turngym_client.stream`). A server without `StepStream` is sent calls of
-Step.
+Step, and so is an item too large to share a request.
 
 Knows nothing of episodes.
 """
@@ -50,7 +50,7 @@ from turngym_client.credentials import NO_CREDENTIALS, Credentials
 from turngym_client.errors import NotServed, ProtocolError, ServerBusy, ServerUnavailable
 from turngym_client.messages import StatusError, Verdict, server_from_pb
 from turngym_client.stream import StepStream
-from turngym_client.types import ServerInfo
+from turngym_client.types import ServerInfo, cut, told
 
 if TYPE_CHECKING:
     from turngym.v1.environment_pb2_grpc import EnvironmentServiceAsyncStub
@@ -63,7 +63,9 @@ REFRESH_SECONDS: Final = 30.0
 """Addresses that did not answer are asked again after so long."""
 MAX_MESSAGE_BYTES: Final = 64 << 20
 MAX_BATCH_BYTES: Final = 16 << 20
-"""Actions in one request. A single larger item travels alone and is the server's to judge."""
+"""Items in one request. One that is larger, or over MAX_BATCH_FIELDS, travels alone and is the server's to judge."""
+MAX_BATCH_FIELDS: Final = 50_000
+"""Fields in one request, each action being one: half of what the contract allows."""
 
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -197,13 +199,15 @@ class Server:
     def _lane(
         self, send: Callable[[Sequence[Any], float], Awaitable[Sequence[ResultT | None]]]
     ) -> Coalescer[Any, ResultT]:
-        return Coalescer(send, max_items=self.max_batch_items, max_bytes=MAX_BATCH_BYTES, size=_byte_size)
+        return Coalescer(send, max_items=self.max_batch_items, max_size=MAX_BATCH_BYTES, size=_size)
 
     async def _send_steps(
         self, items: Sequence[pb.StepItem], wait: float, want_legal_actions: bool
     ) -> Sequence[pb.StepOutcome | None]:
         request = pb.StepRequest(items=items, max_wait_seconds=wait, want_legal_actions=want_legal_actions)
-        response = await self._streamed(request) if self._offers_stream else None
+        # What is refused for its bytes takes the stream with it, so a larger item is a call of its own.
+        fits = len(items) > 1 or _size(items[0]) <= MAX_BATCH_BYTES
+        response = await self._streamed(request) if self._offers_stream and fits else None
         if response is None:
             response = await result(self._stub.Step(request, timeout=self._deadline, metadata=self._metadata))
         return [None if outcome.HasField("pending") else outcome for outcome in matched(items, response.outcomes)]
@@ -236,8 +240,10 @@ def matched(items: Sequence[object], outcomes: Sequence[ResultT]) -> Sequence[Re
     return outcomes
 
 
-def _byte_size(item: pb.StepItem | pb.AdviseItem) -> int:
-    return item.ByteSize()
+def _size(item: pb.StepItem | pb.AdviseItem) -> int:
+    """The item's bytes, or where it holds many fields what they take up of a request, counted in bytes too."""
+    fields = 3 + len(item.actions) if isinstance(item, pb.StepItem) else 2
+    return max(item.ByteSize(), fields * MAX_BATCH_BYTES // MAX_BATCH_FIELDS)
 
 
 class Pool:
@@ -412,14 +418,14 @@ def check_address(address: object) -> None:
     gRPC itself takes a name without a port to mean port 443.
     """
     if not isinstance(address, str):
-        raise TypeError(f"expected host:port, got {address!r} ({type(address).__name__})")
+        raise TypeError(f"expected host:port, got {told(address)}")
     if _PORTLESS_TARGET.fullmatch(address):
         return
     endpoints = _SCHEME.sub("", address).split(",") if _SCHEME.match(address) else [address]
     for endpoint in endpoints:
         found = _HOST_PORT.fullmatch(endpoint)
         if found is None or not 0 < int(found["port"]) < 1 << 16:
-            raise ValueError(f"expected host:port, got {address!r} (such as localhost:50051 or [::1]:50051)")
+            raise ValueError(f"expected host:port, got {cut(repr(address))} (such as localhost:50051 or [::1]:50051)")
 
 
 def _reachable(worker: str, given: str) -> str:

@@ -127,7 +127,7 @@ def check_type(name: str, value: object, kind: type) -> None:
     """Raises TypeError unless `value` is a `kind`; of an enum, it lists the members."""
     if not isinstance(value, kind):
         members = f" ({', '.join(map(str, kind))})" if issubclass(kind, enum.Enum) else ""
-        raise TypeError(f"{name} is {_told(value)}, but must be a {kind.__name__}{members}")
+        raise TypeError(f"{name} is {told(value)}, but must be a {kind.__name__}{members}")
 
 
 def check_seed(name: str, seed: object) -> None:
@@ -140,7 +140,7 @@ def check_integer(name: str, value: object, most: int) -> None:
     """Raises TypeError or ValueError unless `value` is an integer, NumPy's included, in 0 … `most`."""
     # Whether a value is an instance of a protocol takes Python 20 µs, so that comes last.
     if isinstance(value, bool) or not (isinstance(value, int) or isinstance(value, SupportsIndex)):  # noqa: SIM101
-        raise TypeError(f"{name} is {_told(value)}, but must be an integer in 0 … {most}")
+        raise TypeError(f"{name} is {told(value)}, but must be an integer in 0 … {most}")
     if not 0 <= operator.index(value) <= most:
         raise ValueError(f"{name} is {value}, but must lie in 0 … 2^{most.bit_length()} − 1 ({most})")
 
@@ -148,15 +148,19 @@ def check_integer(name: str, value: object, most: int) -> None:
 def check_seconds(name: str, value: object) -> None:
     """Raises TypeError or ValueError unless `value` is a finite number that is not negative."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is {_told(value)}, but must be a number of seconds, 0 or more")
+        raise TypeError(f"{name} is {told(value)}, but must be a number of seconds, 0 or more")
     if not 0 <= float(value) < float("inf"):
         raise ValueError(f"{name} is {value}, but must be a finite number of seconds, 0 or more")
 
 
-def _told(value: object) -> str:
+def told(value: object) -> str:
     """A value and its type, for an error."""
-    text = repr(value)
-    return f"{text if len(text) <= 80 else text[:79] + '…'} ({type(value).__name__})"
+    return f"{cut(repr(value))} ({type(value).__name__})"
+
+
+def cut(text: str, most: int = 100) -> str:
+    """The text for an error, of at most so many characters: what came may be a megabyte."""
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 @dataclass(frozen=True, slots=True)

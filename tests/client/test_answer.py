@@ -60,6 +60,14 @@ def test_without_separator_the_answer_is_one_action():
     assert parse_answer("<think>x</think><answer>  </answer>", separator="") == INVALID
 
 
+@pytest.mark.parametrize(
+    ("text", "separator", "told"), [(None, "||", r"text is None"), ("x", None, "separator is None")]
+)
+def test_what_is_no_text(text, separator, told):
+    with pytest.raises(TypeError, match=rf"^{told} \(NoneType\), but must be a str"):
+        parse_answer(text, separator)
+
+
 def test_another_separator():
     assert parse_answer("<think>x</think><answer>a;b||c</answer>", separator=";").actions == ("a", "b||c")
 

@@ -4,9 +4,10 @@ import asyncio
 
 import numpy as np
 import pytest
+from google.rpc import code_pb2
 
 from turngym.v1 import environment_pb2 as pb
-from turngym_client import CloseReason, EpisodeRequest, Limits, ProtocolError, Split, aconnect, connect
+from turngym_client import CloseReason, EpisodeRequest, Limits, ProtocolError, Split, TurngymError, aconnect, connect
 from turngym_client.messages import limits_from_pb
 
 
@@ -92,6 +93,28 @@ async def test_other_calls_name_what_is_wrong(toy, client):
     await episode.close(CloseReason.ABANDONED)
     assert toy.service.count("Close") == 1
     assert toy.service.count("GetEnvironment") == toy.service.count("Fork") == 0
+
+
+async def test_an_error_is_short_whatever_came(toy, client):
+    huge = "x" * 1_000_000
+    toy.fail_items("Reset", {"code": code_pb2.NOT_FOUND, "reason": "UNKNOWN_ENVIRONMENT"})
+    toy.fail_before("GetEnvironment", {"code": code_pb2.NOT_FOUND, "reason": "UNKNOWN_ENVIRONMENT"})
+    for call in (
+        lambda: client.reset(huge),
+        lambda: client.environment(huge),
+        lambda: client.reset("toy", options={"boxes": {huge}}),
+        lambda: client.reset("toy", split=huge),
+    ):
+        with pytest.raises((TurngymError, TypeError)) as refused:
+            await call()
+        assert len(str(refused.value)) < 500
+    with pytest.raises(ValueError, match="expected host:port") as refused:
+        aconnect(huge)
+    assert len(str(refused.value)) < 500
+    episode = await client.reset("toy", level_seed=1)
+    with pytest.raises(TypeError, match=r"^actions is b'xxx") as refused:
+        await episode.step(huge.encode())
+    assert len(str(refused.value)) < 500
 
 
 @pytest.mark.parametrize("name", ["max_turns", "max_actions", "max_actions_per_turn"])

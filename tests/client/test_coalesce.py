@@ -33,8 +33,8 @@ async def settle():
         await asyncio.sleep(0)
 
 
-def coalescer(line, max_items=64, max_bytes=1_000, size=len):
-    return Coalescer(line.send, max_items=lambda: max_items, max_bytes=max_bytes, size=size)
+def coalescer(line, max_items=64, max_size=1_000, size=len):
+    return Coalescer(line.send, max_items=lambda: max_items, max_size=max_size, size=size)
 
 
 async def test_what_is_submitted_together_leaves_together():
@@ -125,9 +125,9 @@ async def test_many_are_two_requests_side_by_side():
     assert all(result.done() for result in results)
 
 
-async def test_a_request_is_bounded_in_bytes_and_a_larger_item_travels_alone():
+async def test_a_request_is_bounded_in_size_and_a_larger_item_travels_alone():
     line = Line()
-    lane = coalescer(line, max_bytes=10)
+    lane = coalescer(line, max_size=10)
     results = [lane.submit(item) for item in ("a" * 6, "b" * 4, "c" * 30, "d")]
     await settle()
     await line.answer(0, 1, 2)

@@ -72,6 +72,25 @@ def test_a_text_is_a_turn(client):
     env.close()
 
 
+def test_what_is_no_action(client):
+    env, envs = RemoteEnv(client, "sokoban"), RemoteVectorEnv(client, "sokoban", 4)
+    env.reset(seed=7)
+    envs.reset(seed=7)
+    for action in (None, 0, ["Up"]):
+        with pytest.raises(TypeError, match=r"^action is .*, but must be a str"):
+            env.step(action)
+        with pytest.raises(TypeError, match=r"^actions\[2\] is .*, but must be a str"):
+            envs.step(["Up", "Up", action, "Up"])
+    for actions in (None, 4, "UpUp", b"UpUp", iter(["Up"] * 4)):
+        with pytest.raises(TypeError, match=r"^actions is .*, but must be a sequence of 4 str"):
+            envs.step(actions)
+    assert [episode.step_index for episode in (env.episode, *envs.episodes)] == [0] * 5
+    envs.step(np.array(["Up"] * 4))
+    assert [episode.step_index for episode in envs.episodes] == [1] * 4
+    env.close()
+    envs.close()
+
+
 def test_unicode_text():
     space = UnicodeText(4)
     assert all(text in space for text in ("", "√__P", "箱"))

@@ -381,8 +381,11 @@ async def test_steps_share_requests_within_the_servers_batch(toy, client):
 
 async def test_the_same_episode_twice_in_a_call(client):
     episode = await client.reset("toy", level_seed=1)
-    with pytest.raises(ValueError, match="more than once"):
+    with pytest.raises(ValueError, match=r"^1 episode occurs more than once"):
         await client.step_many([(episode, "a"), (episode, "b")])
+    other = await client.reset("toy", level_seed=2)
+    with pytest.raises(ValueError, match=r"^2 episodes occur more than once"):
+        await client.step_many([(episode, "a"), (other, "a"), (episode, "b"), (other, "b")])
 
 
 async def test_concurrent_calls_on_one_episode_are_played_in_turn(toy, client):

@@ -16,6 +16,7 @@ from turngym_client import (
     ServerBusy,
     ServerUnavailable,
     Split,
+    Transition,
     UnknownEnvironment,
     aconnect,
     connect,
@@ -90,6 +91,48 @@ def test_a_wrong_action_is_play(client):
         assert not state.action_valid
         assert state.reward < 0
     assert (state.truncated, state.end_reason, state.success) == (True, EndReason.MAX_TURNS, False)
+
+
+@pytest.mark.parametrize("sizes", [(100_001, 60_000, 60_000, 1, 1), (1_000,) * 240], ids=["large", "many"])
+def test_many_actions_in_a_turn_fail_nobody_else(client, sizes):
+    episodes = client.reset_many(
+        [EpisodeRequest(environment_id="sokoban", level_seed=seed) for seed in range(len(sizes))]
+    )
+    turns = [(episode, ["Up"] * size) for episode, size in zip(episodes, sizes, strict=True)]
+    results = client.step_many(turns, return_exceptions=True)
+    for size, result in zip(sizes, results, strict=True):
+        if size > 100_000:
+            assert isinstance(result, InvalidRequest)
+            assert "more than 100000 fields" in str(result)
+        else:
+            assert isinstance(result, Transition)
+    # Whoever was refused has played nothing and plays on.
+    assert all(episode.done or episode.step("Down") for episode in episodes[:3])
+    client.close_many(episodes)
+
+
+def test_a_turn_over_a_messages_bytes_fails_nobody_else(client):
+    episodes = client.reset_many([EpisodeRequest(environment_id="sokoban", level_seed=seed) for seed in range(40)])
+    turns = [(episode, "Up") for episode in episodes[1:]]
+    large = ["x" * (1 << 20)] * 65
+    results = client.step_many([(episodes[0], large), *turns], return_exceptions=True)
+    assert isinstance(results[0], InvalidRequest)
+    assert all(isinstance(result, Transition) for result in results[1:])
+    client.close_many(episodes)
+
+
+def test_a_long_history_of_many_actions_is_resumed(real_servers):
+    """What a turn was sent beyond what it runs is part of the history too."""
+    server = real_servers("--env", "sokoban", "--lease-seconds", "0.2")
+    with connect(server.address) as client:
+        caps = client.environment("sokoban").caps
+        limits = Limits(max_turns=caps.max_turns, max_actions=caps.max_actions, max_actions_per_turn=1)
+        episode = client.reset("sokoban", level_seed=11, noise_seed=1, limits=limits)
+        for _ in range(8):
+            episode.step(["Up"] * caps.max_actions)
+        threading.Event().wait(1.0)
+        assert episode.step("Down").action_valid
+        assert episode.step_index == 9
 
 
 def test_refusals(client):
