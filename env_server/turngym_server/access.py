@@ -12,7 +12,7 @@ from typing import Final
 
 from turngym_server.caller import Caller, Metadata
 from turngym_server.config import ServerConfig
-from turngym_server.errors import ItemError, Reason
+from turngym_server.errors import MAX_RETRY_SECONDS, ItemError, Reason
 from turngym_server.quotas import Meter, Quotas
 from turngym_server.roles import ROLES_OF_RPC
 from turngym_server.tokens import Token, TokenFile
@@ -66,7 +66,7 @@ class Access:
         if quota:
             raise ItemError(
                 Reason.QUOTA_EXCEEDED,
-                f"token {token.name!r} has used up its {quota}; ask again in {wait:.3f} s",
+                f"token {token.name!r} has used up its {quota}; ask again in {min(wait, MAX_RETRY_SECONDS):.3f} s",
                 metadata={"quota": quota},
                 retry_after=wait,
             )
@@ -131,5 +131,5 @@ def access_of(
     Raises:
         OSError, ValueError: the file of tokens cannot be read, or is malformed.
     """
-    tokens = TokenFile(config.tokens) if config.tokens else None
+    tokens = TokenFile(config.tokens, clock) if config.tokens else None
     return Access(tokens, share=1 / config.workers, clock=clock, now=now)

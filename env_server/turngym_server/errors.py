@@ -22,6 +22,10 @@ MAX_EXCEPTION_CHARACTERS: Final = 300
 """Of an environment's exception, as many are told to clients."""
 
 
+MAX_RETRY_SECONDS: Final = 3_600.0
+"""Longest delay that a RetryInfo names: who has to wait for longer asks in between, and is told again."""
+
+
 class Reason(enum.Enum):
     """Why an item or a call failed; `environment.proto` says when each is given."""
 
@@ -84,7 +88,8 @@ class ItemError(Exception):
         reason: decides the status code.
         message: what came, what was expected, what to do.
         metadata: facts that a program reads, by the names that `environment.proto` gives.
-        retry_after: seconds after which the same may be tried again; None: not to be retried as it is.
+        retry_after: seconds after which the same may be tried again, cut to MAX_RETRY_SECONDS; None: not to be retried
+            as it is.
     """
 
     def __init__(
@@ -99,7 +104,7 @@ class ItemError(Exception):
         self.reason = reason
         self.message = printable(message).encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
         self.metadata = dict(metadata or {})
-        self.retry_after = retry_after
+        self.retry_after = None if retry_after is None else min(MAX_RETRY_SECONDS, retry_after)
 
     @property
     def code(self) -> "code_pb2.Code":

@@ -343,7 +343,9 @@ class EnvironmentHost:
             try:
                 start = environment.reset(Rng(plan.level_seed, LEVEL_STREAM + draw))
             except NoInstance as error:
-                raise ItemError(Reason.NO_SUCH_INSTANCE, f"{self.spec.id}: {error}") from error
+                # Of a sealed seed, what the environment says may quote the level.
+                why = str(error) if plan.seal is None else f"no instance for {plan.level}"
+                raise ItemError(Reason.NO_SUCH_INSTANCE, f"{self.spec.id}: {why}") from None
             world = environment.world()
             if split is Split.ALL or split_of(self.spec.family, self.spec.split_epoch, world) is split:
                 return start, world

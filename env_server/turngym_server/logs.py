@@ -3,7 +3,7 @@
 What is known of an event is handed to the logger as `extra=Event(…)`. As JSON each line holds time, level, logger and
 message, an exception's traceback where there is one, and those fields; as text it holds the message, which says the
 same in words. No field holds an action, an observation or a credential, though an environment's own exception may quote
-what it was playing.
+what it was playing. Of a sealed session's exceptions only types and frames are logged: see `without_text`.
 
 A full disk, a closed stderr or a reader that sleeps must not hold up a turn: lines are written by a thread, and what
 cannot be written is dropped and counted.
@@ -155,6 +155,36 @@ class BackgroundHandler(logging.Handler):
             if not written:
                 raise BlockingIOError("stderr takes nothing now")
             left = left[written:]
+
+
+class _Unsaid(Exception):
+    """Base of what stands in the log for an exception whose text is not shown."""
+
+
+def without_text(error: BaseException) -> BaseException:
+    """Stands for an exception in the log: of its type's name, with its frames, and without its text and notes.
+
+    So do those that it came of, as causes and contexts.
+    """
+    stands: dict[int, BaseException] = {id(error): _unsaid(error)}
+    waiting = [error]
+    while waiting:
+        told = waiting.pop()
+        stand = stands[id(told)]
+        for came_of in (told.__cause__, told.__context__):
+            if came_of is not None and id(came_of) not in stands:
+                stands[id(came_of)] = _unsaid(came_of)
+                waiting.append(came_of)
+        stand.__cause__ = None if told.__cause__ is None else stands[id(told.__cause__)]
+        stand.__context__ = None if told.__context__ is None else stands[id(told.__context__)]
+        stand.__suppress_context__ = told.__suppress_context__  # Last: setting a cause sets it too.
+    return stands[id(error)]
+
+
+def _unsaid(error: BaseException) -> BaseException:
+    kind = type(error)
+    named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (_Unsaid,), named)().with_traceback(error.__traceback__)
 
 
 def configure(level: str, format: LogFormat, worker: int = 0) -> None:

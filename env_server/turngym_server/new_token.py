@@ -11,6 +11,13 @@ from typing import Annotated, Final
 import typer
 
 from turngym_server.cli import USAGE_ERROR, UsageError
+from turngym_server.quotas import (
+    MAX_BYTES_PER_SECOND,
+    MAX_REQUESTS_PER_SECOND,
+    MAX_SESSIONS,
+    MIN_BYTES_PER_SECOND,
+    MIN_REQUESTS_PER_SECOND,
+)
 from turngym_server.roles import Role
 from turngym_server.tokens import digest_of, new_token, read_tokens
 
@@ -28,9 +35,15 @@ def make(
     expires: Annotated[
         str | None, typer.Option(help="ISO date or date-time, UTC unless it says otherwise.  [default: never]")
     ] = None,
-    max_sessions: Annotated[int | None, typer.Option(min=1, help="Sessions it may hold.")] = None,
-    requests_per_second: Annotated[float | None, typer.Option(min=0.001, help="Calls it may make.")] = None,
-    bytes_per_second: Annotated[float | None, typer.Option(min=1, help="Of requests and replies.")] = None,
+    max_sessions: Annotated[int | None, typer.Option(min=1, max=MAX_SESSIONS, help="Sessions it may hold.")] = None,
+    requests_per_second: Annotated[
+        float | None,
+        typer.Option(min=MIN_REQUESTS_PER_SECOND, max=MAX_REQUESTS_PER_SECOND, help="Calls it may make."),
+    ] = None,
+    bytes_per_second: Annotated[
+        float | None,
+        typer.Option(min=MIN_BYTES_PER_SECOND, max=MAX_BYTES_PER_SECOND, help="Of requests and replies."),
+    ] = None,
 ) -> None:
     """Makes a token and prints it, this once; FILE gets its SHA-256, never the token itself."""
     token = new_token(name)

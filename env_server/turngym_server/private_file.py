@@ -3,6 +3,10 @@
 import os
 import stat
 from pathlib import Path
+from typing import Final
+
+MAX_BYTES: Final = 16 * 1024 * 1024
+"""Longest file that is read: as many as the tokens of a large site take, and read in no time."""
 
 
 def read_private(path: Path) -> str:
@@ -12,19 +16,31 @@ def read_private(path: Path) -> str:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: others may read or change it, or it is no UTF-8 text. Says what to do.
+        ValueError: it is no regular file, others may read or change it, it is too long, or it is no UTF-8 text. Says
+            what to do.
     """
-    with path.open(encoding="utf-8") as file:
-        mode = os.fstat(file.fileno()).st_mode
+    # Neither waits for a FIFO's writer nor takes a terminal as the process's own.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise ValueError(f"{path} is no regular file; expected one, not a FIFO, a device or a folder")
         if mode & (stat.S_IRWXO | stat.S_IWGRP):
             raise ValueError(
                 f"{path} has mode {stat.S_IMODE(mode):03o}: others may read or change it; "
                 f"expected 600 (chmod 600 {path})"
             )
-        try:
-            return file.read()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is no UTF-8 text: {error}") from error
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"{path} is longer than {MAX_BYTES} bytes; expected a small text file")
+    try:
+        return content.decode().replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        # Without its input, which is the file.
+        raise ValueError(f"{path} is no UTF-8 text: {error.reason} at byte {error.start}") from None
 
 
 def write_private(path: Path, text: str) -> None:

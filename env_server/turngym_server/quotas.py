@@ -5,6 +5,14 @@ Knows nothing of tokens or RPCs; runs on a clock that is handed in.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
+
+MIN_REQUESTS_PER_SECOND: Final = 0.001
+MAX_REQUESTS_PER_SECOND: Final = 1e9
+MIN_BYTES_PER_SECOND: Final = 1.0
+MAX_BYTES_PER_SECOND: Final = 1e15
+MAX_SESSIONS: Final = 1_000_000_000
+"""Quotas that an operator may set: whatever is shared among workers, or waited for, remains a number of sense."""
 
 BURST_SECONDS = 1.0
 """Of unused quota, so much is kept for later."""

@@ -46,7 +46,7 @@ from turngym_server.episode import MAX_ACTION_BYTES, MAX_OBSERVATION_BYTES
 from turngym_server.errors import ItemError, Reason, exception_text
 from turngym_server.host import EnvironmentHost, Plan
 from turngym_server.listening import MAX_MESSAGE_BYTES, SERVICE
-from turngym_server.logs import Event
+from turngym_server.logs import Event, without_text
 from turngym_server.metrics import families
 from turngym_server.requests import (
     check_request_id,
@@ -437,14 +437,16 @@ class EnvironmentService:
                 Reason.STEP_DEADLINE, f"the reset of {spec.id} ran past its deadline of {deadline:g} s"
             ) from None
         except ENVIRONMENT_ERRORS as error:
+            logged = error if plan.seal is None else without_text(error)
             log.exception(
                 "a reset failed: %s",
                 where(),
+                exc_info=logged,
                 extra={**_reset_event(caller, spec, plan), "reason": Reason.ENVIRONMENT_FAILED.value},
             )
             # What a level of a sealed seed made the environment say may quote that level.
             told = exception_text(error) if plan.seal is None else type(error).__name__
-            raise ItemError(Reason.ENVIRONMENT_FAILED, f"{spec.id} failed in a reset: {told}") from error
+            raise ItemError(Reason.ENVIRONMENT_FAILED, f"{spec.id} failed in a reset: {told}") from logged
         finally:
             counts.reset_seconds[origin].add(time.perf_counter() - began)
         session.began(origin)

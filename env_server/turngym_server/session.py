@@ -21,7 +21,7 @@ from turngym_server.environment import Environment, EnvironmentSpec
 from turngym_server.episode import Episode, NoiseSegment
 from turngym_server.errors import ItemError, Reason, exception_text
 from turngym_server.host import EnvironmentHost
-from turngym_server.logs import Event
+from turngym_server.logs import Event, without_text
 from turngym_server.sealed import Seal
 from turngym_server.seeds import seeds_event, seeds_in_words
 from turngym_server.splits import Split
@@ -115,6 +115,10 @@ class Identity:
         """What the caller is told of an environment's exception; of a sealed session's, which may quote the level, the
         type only."""
         return type(error).__name__ if self.seal is not None else exception_text(error)
+
+    def logged(self, error: BaseException) -> BaseException:
+        """What the log shows of an environment's exception; of a sealed session's without its text."""
+        return without_text(error) if self.seal is not None else error
 
 
 class Session:
@@ -331,7 +335,7 @@ class Session:
             "step %d failed: %s",
             self.step_index,
             self.identity.describe(self.episode.noise),
-            exc_info=error,
+            exc_info=self.identity.logged(error),
             extra={**self._event(), "reason": Reason.ENVIRONMENT_FAILED.value},
         )
         return ItemError(
@@ -498,11 +502,12 @@ class Session:
                 "%s failed: %s",
                 what,
                 self.identity.describe(self.episode.noise),
+                exc_info=self.identity.logged(error),
                 extra={**self._event(), "reason": Reason.ENVIRONMENT_FAILED.value},
             )
             raise ItemError(
                 Reason.ENVIRONMENT_FAILED, f"{spec.id} failed in {what}: {self.identity.told(error)}"
-            ) from error
+            ) from self.identity.logged(error)
         finally:
             release()
 
@@ -544,8 +549,13 @@ class Session:
                 await self._runtime.threads(self.identity.host.spec).run(
                     self.episode.close, account=self.identity.caller.account
                 )
-            except ENVIRONMENT_ERRORS:
-                log.exception("close failed: %s", self.identity.describe(self.episode.noise), extra=self._event())
+            except ENVIRONMENT_ERRORS as error:
+                log.exception(
+                    "close failed: %s",
+                    self.identity.describe(self.episode.noise),
+                    exc_info=self.identity.logged(error),
+                    extra=self._event(),
+                )
 
 
 Fingerprint = bytes | int
@@ -564,10 +574,11 @@ def list_legal(episode: Episode, identity: Identity) -> pb.LegalActions | None:
     """Legal actions now; None, and a line in the log, where the environment fails to list them."""
     try:
         return messages.legal_actions(episode.legal_actions())
-    except ENVIRONMENT_ERRORS:
+    except ENVIRONMENT_ERRORS as error:
         log.exception(
             "legal actions failed: %s",
             identity.describe(episode.noise),
+            exc_info=identity.logged(error),
             extra=identity.event(episode.noise, episode.turns_played),
         )
         return None

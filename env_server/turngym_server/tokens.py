@@ -17,11 +17,13 @@ Knows nothing of RPCs.
 import hashlib
 import hmac
 import logging
+import math
 import os
 import re
 import secrets
+import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -31,13 +33,22 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from turngym_server.host import nearest
 from turngym_server.private_file import read_private
-from turngym_server.quotas import Quotas
+from turngym_server.quotas import (
+    MAX_BYTES_PER_SECOND,
+    MAX_REQUESTS_PER_SECOND,
+    MAX_SESSIONS,
+    MIN_BYTES_PER_SECOND,
+    MIN_REQUESTS_PER_SECOND,
+    Quotas,
+)
 from turngym_server.roles import Role
 
 log: Final = logging.getLogger(__name__)
 
 SECRET_BYTES: Final = 32
 MAX_TOKEN_CHARACTERS: Final = 256
+TELL_SECONDS: Final = 10.0
+"""While the file cannot be read, the log says so this often; reading it is tried at every call."""
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What a token may be called: a bare key of TOML."""
 _NO_DIGEST: Final = b"\0" * hashlib.sha256().digest_size
@@ -68,9 +79,13 @@ class _Entry(BaseModel):
     role: Role
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     expires: AwareDatetime | None = None
-    max_sessions: int | None = Field(default=None, ge=1, strict=True)
-    requests_per_second: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    bytes_per_second: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_sessions: int | None = Field(default=None, ge=1, le=MAX_SESSIONS, strict=True)
+    requests_per_second: float | None = Field(
+        default=None, ge=MIN_REQUESTS_PER_SECOND, le=MAX_REQUESTS_PER_SECOND, allow_inf_nan=False
+    )
+    bytes_per_second: float | None = Field(
+        default=None, ge=MIN_BYTES_PER_SECOND, le=MAX_BYTES_PER_SECOND, allow_inf_nan=False
+    )
 
 
 def new_token(name: str) -> str:
@@ -92,14 +107,26 @@ def read_tokens(path: Path) -> dict[str, Token]:
     """The tokens of a file, by name.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: others than its owner and group may read it, others than its owner may write it, or it is malformed.
+        OSError, MemoryError: it cannot be read now.
+        ValueError: it is no regular file, others than its owner and group may read it, others than its owner may write
+            it, or it is malformed.
     """
     text = read_private(path)
     try:
+        return _tokens(path, text)
+    except (ValueError, MemoryError):
+        raise
+    except Exception as error:  # Whatever a file makes a parser do, it is the file that is wrong.
+        raise ValueError(f"{path} is malformed: {type(error).__name__}") from error
+
+
+def _tokens(path: Path, text: str) -> dict[str, Token]:
+    try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # Not TOMLDecodeError alone: of a number of too many digits int says so.
         raise ValueError(f"{path}: no TOML: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"{path}: no TOML: nested too deeply") from error
     if not content:
         raise ValueError(f"{path} holds no token; `env_server_token NAME --role ROLE --file {path}` adds one")
     return {name: _token(path, text, name, entry) for name, entry in content.items()}
@@ -152,17 +179,22 @@ class TokenFile:
     """The tokens of a file, read again whenever it has changed.
 
     A new file that cannot be read, or is malformed, is an error in the log and changes nothing: a half-written file
-    must lock nobody out. So replace the file in one move (`mv`) where many use it.
+    must lock nobody out. So replace the file in one move (`mv`) where many use it. One that was read and is malformed
+    waits for its next change; one that could not be read is tried again at every call, since what it withdraws must
+    not work until somebody touches it.
 
     Args:
         path: the file.
+        clock: seconds, monotonic; how often the log says that the file cannot be read is counted on it.
 
     Raises:
         OSError, ValueError: see `read_tokens`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
+        self._clock = clock
+        self._tell_after = -math.inf
         self._seen = _state(path)
         self.tokens: Mapping[str, Token] = read_tokens(path)
 
@@ -175,15 +207,27 @@ class TokenFile:
 
     def _refresh(self) -> None:
         state = _state(self._path)  # 2 µs a call; a removed token must not work once more.
-        if state == self._seen:
+        if state is not None and state == self._seen:
             return
-        self._seen = state
         try:
             self.tokens = read_tokens(self._path)
-        except (OSError, ValueError) as error:
+        except (OSError, MemoryError) as error:
+            self._tell_unreadable(error)
+            return
+        except ValueError as error:
             log.error("tokens stay as they were: %s", error)  # noqa: TRY400  # A traceback tells an operator nothing.
         else:
             log.warning("tokens read again from %s: %d", self._path, len(self.tokens))
+        self._seen = state
+        self._tell_after = -math.inf
+
+    def _tell_unreadable(self, error: OSError | MemoryError) -> None:
+        now = self._clock()
+        if now < self._tell_after:
+            return
+        self._tell_after = now + TELL_SECONDS
+        why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+        log.error("tokens stay as they were, until %s can be read: %s", self._path, why)
 
 
 def _state(path: Path) -> tuple[int, ...] | None:

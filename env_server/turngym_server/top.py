@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import time
+import unicodedata
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Sequence
@@ -66,16 +67,25 @@ def metrics_url(address: str) -> str:
     """The URL of /metrics.
 
     Raises:
-        ValueError: the address is neither HOST:PORT nor a URL.
+        ValueError: the address is neither HOST:PORT nor a URL, or holds credentials. Shows none.
     """
-    url = urlsplit(address if "://" in address else f"http://{address}")
+    if "@" in unicodedata.normalize("NFKC", address):
+        raise ValueError("the address holds a user or a password; expected HOST:PORT alone, /metrics asks for neither")
     try:
+        url = urlsplit(address if "://" in address else f"http://{address}")
         known = url.scheme in ("http", "https") and url.hostname and url.port
     except ValueError:
-        known = False
-    if not known:
-        raise ValueError(f"{address!r} is no address; expected HOST:PORT, as env_server --metrics-port prints it")
+        url = known = None
+    if url is None or not known:
+        raise ValueError(
+            f"{shown(address)!r} is no address; expected HOST:PORT, as env_server --metrics-port prints it"
+        )
     return url._replace(path=url.path.rstrip("/") or "/metrics").geturl()
+
+
+def shown(url: str) -> str:
+    """A URL without its query, which may hold a key."""
+    return url.partition("?")[0]
 
 
 def fetch(url: str) -> Snapshot:
@@ -89,7 +99,9 @@ def fetch(url: str) -> Snapshot:
             return read(reply.read().decode(), time.monotonic())
     except (OSError, http.client.HTTPException, ValueError) as error:
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise NotReachable(f"no metrics at {url}: {cause}; is env_server running with --metrics-port?") from error
+        raise NotReachable(
+            f"no metrics at {shown(url)}: {cause}; is env_server running with --metrics-port?"
+        ) from error
 
 
 def render(url: str, window: Window, trouble: str = "") -> RenderableType:
@@ -107,7 +119,7 @@ def _headline(url: str, window: Window) -> Text:
     version = next(iter(now.by("build_info", "version")), ("?",))[0]
     workers = len(now.by("build_info", "worker"))
     words = [
-        f"turngym {version} at {url}",
+        f"turngym {version} at {shown(url)}",
         f"{_sum(now, 'sessions_admitted'):,.0f} of {_sum(now, 'sessions_limit'):,.0f} sessions",
         f"CPU {100 * sum(window.rate('process_cpu_seconds_total').values()):.0f} %",
         f"memory {_sum(now, 'process_resident_memory_bytes') / 2**20:,.0f} MiB",

@@ -21,7 +21,7 @@ from serving import reset_item, serving, start, step
 
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc
-from turngym_server.logs import BackgroundHandler, JsonFormatter, TextFormatter
+from turngym_server.logs import BackgroundHandler, JsonFormatter, TextFormatter, without_text
 
 SECRET_ACTION = "an action nobody may read"
 
@@ -139,6 +139,32 @@ async def test_no_client_begins_a_line_of_text(tmp_path):
 
 def record(message: str = "told") -> logging.LogRecord:
     return logging.LogRecord("turngym_server", logging.INFO, __file__, 1, message, (), None)
+
+
+def raised() -> BaseException:
+    """An error with a cause, a context of that, a note, and a group that holds more. All quote SECRET_ACTION."""
+    error, group = KeyError(SECRET_ACTION), ExceptionGroup(SECRET_ACTION, [ValueError(SECRET_ACTION)])
+    group.__context__ = LookupError(SECRET_ACTION)
+    error.add_note(SECRET_ACTION)
+    try:
+        raise error from group
+    except KeyError as caught:
+        return caught
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+def test_an_exception_without_its_text(formatter):
+    error = raised()
+    error.__cause__.__context__.__context__ = error  # A circle.
+    for told, secret in ((error, True), (without_text(error), False)):
+        line = record()
+        line.exc_info = (type(told), told, told.__traceback__)
+        text = formatter.format(line)
+        assert (SECRET_ACTION in text) == secret
+        for name in ("LookupError", "ExceptionGroup", "KeyError", "in raised"):
+            assert name in text
+    assert "direct cause" in text
+    assert "During handling" in text
 
 
 def test_a_reader_that_sleeps_holds_up_nobody():

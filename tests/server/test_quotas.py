@@ -8,7 +8,9 @@ from token_files import write_tokens
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_client import Split, aconnect
+from turngym_server.errors import MAX_RETRY_SECONDS, ItemError, Reason
 from turngym_server.quotas import Meter, Quotas
+from turngym_server.tokens import TokenFile
 
 HELLO = pb.GetServerRequest()
 
@@ -50,6 +52,49 @@ def test_bytes_of_requests_and_replies():
 def test_no_quotas():
     meter = Meter(Quotas(), Clock())
     assert {meter.admit(1 << 30) for _ in range(100)} == {("", 0.0)}
+
+
+@pytest.mark.parametrize(
+    ("quota", "said"),
+    [
+        ("requests_per_second = 1e-300", "greater than or equal to 0.001"),
+        ("requests_per_second = 0", "greater than or equal to 0.001"),
+        ("requests_per_second = -1", "greater than or equal to 0.001"),
+        ("requests_per_second = 1e300", "less than or equal to"),
+        ("requests_per_second = nan", "requests_per_second"),
+        (f"requests_per_second = 1{'0' * 400}", "requests_per_second"),
+        ("bytes_per_second = 5e-324", "greater than or equal to 1"),
+        ("bytes_per_second = 1e300", "less than or equal to"),
+        ("max_sessions = 1_000_000_001", "less than or equal to"),
+    ],
+)
+def test_quotas_of_no_sense_are_refused(quota, said, tmp_path):
+    path = tmp_path / "tokens.toml"
+    write_tokens(path, alice=f"role = 'train'\n{quota}")
+    with pytest.raises(ValueError, match=r"line 1, \[alice\]: ") as refused:
+        TokenFile(path)
+    assert quota.split()[0] in str(refused.value)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("delay", [1e10, 1e300, float("inf")])
+def test_no_delay_is_longer_than_a_message_holds(delay):
+    error = ItemError(Reason.QUOTA_EXCEEDED, "later", retry_after=delay)
+    assert details(error.status())[1] == MAX_RETRY_SECONDS
+
+
+async def test_a_quota_that_is_used_up_for_hours_is_asked_for_in_between(tmp_path):
+    path = tmp_path / "tokens.toml"
+    tokens = write_tokens(path, small="role = 'train'\nbytes_per_second = 1")
+    request = pb.GetEnvironmentRequest(environment_id="dice", options_json=" " * 20_000)
+    async with serving(DICE, tokens=path, clock=Clock()) as (stub, _):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.GetEnvironment(request, metadata=tokens["small"])
+        assert await refused(stub.GetServer(HELLO, metadata=tokens["small"])) == (
+            "QUOTA_EXCEEDED",
+            "bytes_per_second",
+            MAX_RETRY_SECONDS,
+        )
 
 
 async def test_a_server_refuses_and_says_when_to_come_again(tmp_path):

@@ -4,11 +4,14 @@ import hashlib
 import json
 import logging
 import os
+import re
 import stat
+import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from sample_environments import DICE, FAULTY, LEVELS
+from sample_environments import DICE, FAULTY, LEVELS, Dice, DiceOptions, make_spec
 from serving import details, reason, reset_error, reset_item, serving, start, step
 from token_files import write_tokens
 
@@ -16,8 +19,11 @@ from turngym.v1 import environment_pb2 as pb
 from turngym_server import new_seal_key
 from turngym_server.cli import main
 from turngym_server.digest import canonical_json, first_digest
+from turngym_server.environment import ActionResult, Left, NoInstance, Start
+from turngym_server.errors import ItemError
 from turngym_server.host import EnvironmentHost
 from turngym_server.logs import JsonFormatter, TextFormatter
+from turngym_server.rng import Rng
 from turngym_server.sealed import Board, CannotOpen, SealKey, Seeds, random_seeds, read_seal_key
 from turngym_server.splits import Split
 
@@ -103,6 +109,15 @@ def test_key_files_that_are_not_fit_are_refused(tmp_path, mode, text, told):
     with pytest.raises(ValueError, match=told) as refused:
         read_seal_key(file)
     assert not text or text not in str(refused.value)
+
+
+@pytest.mark.parametrize("put", [lambda path: os.mkfifo(path, 0o600), lambda path: path.symlink_to("/dev/zero")])
+def test_a_key_that_is_no_file_is_refused_at_once(put, tmp_path, capsys):
+    put(tmp_path / "board.key")
+    with pytest.raises(SystemExit) as left:
+        main(["--env", "bandit", "--seal-key", str(tmp_path / "board.key")])
+    assert left.value.code == 2
+    assert "is no regular file" in capsys.readouterr().err
 
 
 def test_a_group_may_read_a_key_file(tmp_path):
@@ -271,3 +286,86 @@ async def test_neither_errors_nor_logs_show_seeds_or_what_the_environment_said(t
     assert name in {json.loads(line).get("sealed") for line in lines[1::2]}
     for line in lines:
         assert not leaks(line), line
+
+
+class Telltale(Dice):
+    """Fails where it is told to, and says where it was."""
+
+    fails = ""
+
+    def tell(self, where: str) -> None:
+        if where == self.fails:
+            told = ValueError(f"SECRETWORLD{self.target}")
+            told.add_note(f"SECRETWORLD{self.target}")
+            raise told from KeyError(f"SECRETWORLD{self.target}")
+
+    def reset(self, level: Rng) -> Start:
+        start = super().reset(level)
+        self.tell("reset")
+        if self.fails == "no instance":
+            raise NoInstance(f"SECRETWORLD{self.target}")
+        return start
+
+    def step(self, action: str, noise: Rng) -> ActionResult:
+        self.tell("step")
+        return super().step(action, noise)
+
+    def legal_actions(self) -> Sequence[str] | None:
+        self.tell("legal")
+        return super().legal_actions()
+
+    def oracle(self, left: Left) -> Sequence[str] | None:
+        self.tell("oracle")
+        return super().oracle(left)
+
+    def close(self) -> None:
+        self.tell("close")
+
+
+def quotes(text: str) -> bool:
+    """Whether a text holds what Telltale says, and not only the line of its source."""
+    return bool(re.search(r"SECRETWORLD\d", text))
+
+
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize("fails", ["reset", "no instance", "step", "legal", "close"])
+async def test_no_exception_of_a_sealed_session_is_quoted(fails, inline, caplog, monkeypatch):
+    spec = make_spec("telltale", Telltale, DiceOptions, inline=inline)
+    board = replace(DICE_BOARD, environment_id="telltale")
+    monkeypatch.setattr(Telltale, "fails", fails)
+    for seal in (True, False):
+        caplog.clear()
+        replies = []
+        async with serving(spec, seal_key=KEY) as (stub, _):
+            item = sealed_item(board) if seal else reset_item("telltale", options_json=board.options_json)
+            reply = await stub.Reset(pb.ResetRequest(items=[item], want_legal_actions=True))
+            replies.append(reply)
+            if session_id := reply.outcomes[0].started.session_id:
+                replies.append(await step(stub, session_id, 1, "roll", want_legal_actions=True))
+                await stub.Close(pb.CloseRequest(session_ids=[session_id]))
+        lines = [form().format(record) for record in caplog.records for form in (TextFormatter, JsonFormatter)]
+        if fails != "no instance":
+            assert any("ValueError" in line and "KeyError" in line and "in tell" in line for line in lines)
+            assert any(quotes(line) for line in lines) != seal
+        if seal:
+            for text in (*map(str, replies), *lines):
+                assert not quotes(text)
+
+
+@pytest.mark.parametrize("seal", [True, False])
+@pytest.mark.parametrize("what", ["the oracle", "a fork"])
+async def test_nor_is_one_beside_the_turns(what, seal, caplog, monkeypatch):
+    """Sealed sessions refuse oracle and forks; were they to allow them, what these raise would not be quoted either."""
+    monkeypatch.setattr(Telltale, "fails", "oracle")
+    spec = make_spec("telltale", Telltale, DiceOptions)
+    async with serving(spec, seal_key=KEY) as (stub, server):
+        board = replace(DICE_BOARD, environment_id="telltale")
+        item = sealed_item(board) if seal else reset_item("telltale")
+        await start(stub, item)
+        session = next(iter(server.service.table.living))
+        with pytest.raises(ItemError) as failed:
+            await session._aside(lambda: lambda: session.episode.environment.oracle(None), what)
+    (line,) = [record for record in caplog.records if record.exc_info]
+    for form in (TextFormatter, JsonFormatter):
+        assert quotes(form().format(line)) != seal
+    assert quotes("".join(traceback.format_exception(failed.value))) != seal

@@ -1,14 +1,21 @@
 """The operator's file of tokens, and the command that makes one."""
 
+import errno
+import logging
+import os
 import subprocess
 import sys
 
 import pytest
+from sample_environments import DICE
+from serving import Clock, serving
+from token_files import write_tokens
 
-from turngym_server import new_token
+from turngym.v1 import environment_pb2 as pb
+from turngym_server import new_token, private_file
 from turngym_server.quotas import Quotas
 from turngym_server.roles import Role
-from turngym_server.tokens import TokenFile, digest_of, read_tokens
+from turngym_server.tokens import TELL_SECONDS, TokenFile, digest_of, read_tokens
 
 DIGEST = "ab" * 32
 
@@ -25,6 +32,10 @@ DIGEST = "ab" * 32
         (f'[alice]\nrole = "train"\nsha256 = "{DIGEST}"\nexpire = 2030-01-01\n', "did you mean 'expires'?"),
         (f'[alice]\nrole = "train"\nsha256 = "{DIGEST}"\nexpires = 2030-01-01T00:00:00\n', "[alice]: expires"),
         (f'[alice]\nrole = "train"\nsha256 = "{DIGEST}"\nmax_sessions = 0\n', "[alice]: max_sessions"),
+        (f'[alice]\nrole = "train"\nsha256 = "{DIGEST}"\nmax_sessions = 1{"0" * 400}\n', "[alice]: max_sessions"),
+        (f'[alice]\nrole = "train"\nsha256 = "{DIGEST}"\nmax_sessions = 1{"0" * 6_000}\n', "no TOML"),
+        ("a=" + "[" * 20_000, "no TOML: nested too deeply"),
+        ("a=" + "{a=" * 20_000, "no TOML: nested too deeply"),
         (f'[alice]\nrole = "train"\nsha256 = "{DIGEST}"\nrequests_per_second = inf\n', "requests_per_second"),
         ('[alice]\nrole = "train"\nsha256 = "alice.secret"\n', "line 1, [alice]: sha256: expected the 64"),
         (f'role = "train"\nsha256 = "{DIGEST}"\n', "line 1: 'role' stands outside"),
@@ -56,7 +67,93 @@ def test_who_may_read_it(mode, fine, tmp_path):
             TokenFile(path)
 
 
-@pytest.mark.parametrize(("text", "said"), [(None, "none.toml"), ("[alice]\n", "line 1, [alice]: role")])
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOENT, errno.EACCES, errno.ENOMEM])
+def test_a_withdrawn_token_ends_with_the_first_read_that_succeeds(error, tmp_path, monkeypatch, caplog):
+    path, clock = tmp_path / "tokens.toml", Clock()
+    old = presented(write_tokens(path, alice="train")["alice"])
+    tokens = TokenFile(path, clock)
+    new = presented(write_tokens(path, bob="train")["bob"])
+
+    def fail(*_, **__):
+        raise OSError(error, os.strerror(error))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(private_file.os, "open", fail)
+        assert all(tokens.find(old) for _ in range(5))
+        assert len(caplog.records) == 1
+        assert os.strerror(error) in caplog.text
+        clock.now += TELL_SECONDS
+        assert tokens.find(old)
+        assert len(caplog.records) == 2
+    assert tokens.find(old) is None
+    assert tokens.find(new)
+    assert [record.levelno for record in caplog.records[2:]] == [logging.WARNING]
+
+
+def test_a_file_that_was_gone_for_a_moment_is_read_when_it_is_back(tmp_path):
+    path, aside = tmp_path / "tokens.toml", tmp_path / "aside"
+    old = presented(write_tokens(path, alice="train")["alice"])
+    tokens = TokenFile(path)
+    path.rename(aside)
+    assert tokens.find(old)
+    write_tokens(aside, bob="train")
+    aside.rename(path)
+    assert tokens.find(old) is None
+
+
+def test_a_malformed_file_is_read_once_for_each_change(tmp_path, caplog):
+    path = tmp_path / "tokens.toml"
+    old = presented(write_tokens(path, alice="train")["alice"])
+    tokens = TokenFile(path)
+    for number, text in enumerate(("[alice", "a=" + "[" * 20_000, ""), start=1):
+        path.write_text(text)
+        assert all(tokens.find(old) for _ in range(3))
+        assert len(caplog.records) == number
+    new = presented(write_tokens(path, bob="train")["bob"])
+    assert tokens.find(old) is None
+    assert tokens.find(new)
+
+
+def make_fifo(path):
+    os.mkfifo(path, 0o600)
+
+
+@pytest.mark.parametrize(
+    "put", [make_fifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir(mode=0o700)]
+)
+async def test_what_is_no_file_holds_up_nobody_and_changes_nothing(put, tmp_path, caplog):
+    path = tmp_path / "tokens.toml"
+    bearer = write_tokens(path, alice="train")["alice"]
+    async with serving(DICE, tokens=path) as (stub, _):
+        path.unlink()
+        put(path)
+        for _ in range(2):
+            await stub.GetServer(pb.GetServerRequest(), metadata=bearer, timeout=20)
+    assert [record.getMessage() for record in caplog.records if "stay as they were" in record.getMessage()] == [
+        f"tokens stay as they were: {path} is no regular file; expected one, not a FIFO, a device or a folder"
+    ]
+    with pytest.raises(ValueError, match="is no regular file"):
+        TokenFile(path)
+
+
+def test_a_file_without_end_is_refused(tmp_path):
+    path = tmp_path / "tokens.toml"
+    with path.open("wb") as file:
+        file.truncate(private_file.MAX_BYTES + 1)
+    path.chmod(0o600)
+    with pytest.raises(ValueError, match="is longer than"):
+        TokenFile(path)
+
+
+def presented(metadata) -> str:
+    ((_, bearer),) = metadata
+    return bearer.removeprefix("Bearer ")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "none.toml"), ("[alice]\n", "line 1, [alice]: role"), ("a=" + "[" * 20_000, "nested too deeply")],
+)
 def test_a_server_does_not_start_without_its_tokens(text, said, tmp_path):
     path = tmp_path / "none.toml"
     if text:
@@ -103,6 +200,8 @@ def test_a_new_token(tmp_path, capsys):
         (["bob", "--role", "trainer"], "trainer"),
         (["bob", "--role", "train", "--expires", "tomorrow"], "expected an ISO date"),
         (["bob", "--role", "train", "--max-sessions", "0"], "max-sessions"),
+        (["bob", "--role", "train", "--requests-per-second", "1e-300"], "requests-per-second"),
+        (["bob", "--role", "train", "--bytes-per-second", "inf"], "bytes-per-second"),
     ],
 )
 def test_what_cannot_be_made(arguments, said, tmp_path, capsys):

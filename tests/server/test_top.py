@@ -89,6 +89,26 @@ def test_addresses():
             metrics_url(wrong)
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://user:s3cret@host/",
+        "http://user:s3cret@host:9100",
+        "https://s3cret@host:9100/metrics",
+        "user:s3cret@host:9100",
+        "http:/user:s3cret@host",
+        "ftp://user:s3cret@host:1",
+        "http://user:s3cret@[::1",
+        "http://user:s3cret\uff20host:9100",
+        "http://host/?key=s3cret",
+    ],
+)
+def test_credentials_in_an_address_are_not_shown(address):
+    with pytest.raises(ValueError, match="expected HOST:PORT") as refused:
+        metrics_url(address)
+    assert "s3cret" not in str(refused.value)
+
+
 async def run(*arguments: str) -> tuple[int | None, str, str]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "turngym_server.top", "top", *arguments),
@@ -127,6 +147,14 @@ async def test_one_table_of_a_server_at_play():
     assert re.search(r"^SESSION_UNKNOWN +Step +items +[1-9]\S* +\d+$", out, re.MULTILINE)
     assert re.search(r"^ENVIRONMENT_FAILED +Step +items +0 +1$", out, re.MULTILINE)
     assert not re.search(r"^Fork", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("address", ["http://user:s3cret@127.0.0.1:9/", "http://127.0.0.1:9/metrics?key=s3cret"])
+async def test_the_command_shows_no_credentials(address):
+    code, out, error = await run(address, "--once")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"turngym: .*\n", error)
+    assert "s3cret" not in error
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "no-such-host.invalid:9100", "nonsense"])
