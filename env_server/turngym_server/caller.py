@@ -42,6 +42,11 @@ class Caller:
         return SPLITS_OF_ROLE[self.role].intersection(served)
 
     @property
+    def withheld_from(self) -> Role | None:
+        """Its role, where that never meets a held-out world; None: it may."""
+        return None if Split.HELD_OUT in SPLITS_OF_ROLE[self.role] else self.role
+
+    @property
     def may_unseal(self) -> bool:
         """Whether it may play a board's sealed seeds."""
         return self.role in ROLES_OF_SEALED

@@ -102,7 +102,7 @@ class ItemError(Exception):
     ) -> None:
         super().__init__(message)
         self.reason = reason
-        self.message = printable(message).encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
+        self.message = printable(message[:MAX_MESSAGE_BYTES]).encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
         self.metadata = dict(metadata or {})
         self.retry_after = None if retry_after is None else min(MAX_RETRY_SECONDS, retry_after)
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, cast
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from turngym_server.digest import canonical_json, first_digest
 from turngym_server.environment import (
@@ -38,12 +39,17 @@ from turngym_server.reference import (
     read_reference,
 )
 from turngym_server.rng import LEVEL_STREAM, Rng
+from turngym_server.roles import Role
 from turngym_server.sealed import Seal
 from turngym_server.splits import HELD_OUT_SHARE, Split, split_of, world_id
 
 MAX_DRAWS: Final = 1_000
 """Draws of an instance until one of the asked split comes."""
 MAX_OPTIONS_BYTES: Final = 64 * 1024
+MAX_OPTIONS: Final = 256
+"""No environment has as many; each unknown one would be an error of its own to write."""
+MAX_NAME_CHARACTERS: Final = 100
+"""Longer names are like no other: comparing takes time with their length, on the event loop."""
 
 _LIMIT_NAMES: Final = ("max_turns", "max_actions", "max_actions_per_turn")
 
@@ -75,6 +81,7 @@ class Plan:
         turns: actions of each turn to play again.
         digest: what playing them must lead to; None where nothing is resumed.
         seal: what stands for the seeds of a sealed episode; None: they are no secret.
+        withheld_from: the caller's role, where that never meets a held-out world; None: it may.
     """
 
     options: ResolvedOptions
@@ -85,6 +92,7 @@ class Plan:
     turns: tuple[tuple[str, ...], ...] = ()
     digest: bytes | None = None
     seal: Seal | None = None
+    withheld_from: Role | None = None
 
     @property
     def level(self) -> str:
@@ -126,11 +134,15 @@ class EnvironmentHost:
         try:
             options = spec.operator_options.model_validate(dict(operator or {}))
         except ValidationError as error:
-            raise ValueError(f"{spec.id}: {_first_fault(error, spec.operator_options.model_fields)}") from error
+            words = _in_words(error.errors()[0], spec.operator_options.model_fields)
+            raise ValueError(f"{spec.id}: {words}") from error
         self._catalogue = spec.environment.open_catalogue(options)
         self._levels_id = _levels_id(self._catalogue) if self._catalogue else ""
         self._reference = NOTHING if self._catalogue else read_reference(spec)
         self._catalogue_splits = _catalogue_splits(spec, self._catalogue) if self._catalogue else {}
+        self._spared_levels = [
+            level for split in (Split.TRAIN, Split.VALIDATION) for level in self._catalogue_splits.get(split, ())
+        ]
         # Bound here, so that a cache lives as long as its host.
         self.resolve_options = functools.lru_cache(maxsize=256)(self._resolve_options)
         self.instructions = functools.lru_cache(maxsize=256)(self._instructions)
@@ -154,6 +166,8 @@ class EnvironmentHost:
         if len(options_json) > MAX_OPTIONS_BYTES:
             raise _invalid_options(f"options of {len(options_json)} characters; expected at most {MAX_OPTIONS_BYTES}")
         given = _read_object(options_json or "{}")
+        if len(given) > MAX_OPTIONS:
+            raise _invalid_options(f"{len(given)} options of {self.spec.id}; expected at most {MAX_OPTIONS}")
         if self._catalogue is not None:
             self._take_levels_option(given)
             self._refuse_without_effect(given, self._catalogue)
@@ -169,11 +183,12 @@ class EnvironmentHost:
         return ResolvedOptions(model, resolved)
 
     def _option_error(self, error: ValidationError) -> ItemError:
-        unknown = [str(fault["loc"][0]) for fault in error.errors() if fault["type"] == "extra_forbidden"]
+        faults = error.errors(include_url=False)
+        unknown = [str(fault["loc"][0]) for fault in faults if fault["type"] == "extra_forbidden"]
         if unknown and unknown[0] in self.spec.operator_options.model_fields:
             return _invalid_options(f"{unknown[0]!r} of {self.spec.id} is set by the server's operator, not by clients")
         known = self.spec.options.model_fields if self._catalogue is None else self._catalogue.options
-        return _invalid_options(f"{self.spec.id}: {_first_fault(error, known)}")
+        return _invalid_options(f"{self.spec.id}: {_in_words(faults[0], known)}")
 
     def _take_levels_option(self, given: dict[str, object]) -> None:
         """Removes the option that names the catalogue, which resolved options hold."""
@@ -267,8 +282,17 @@ class EnvironmentHost:
             return worlds * HELD_OUT_SHARE >= LEAST_HELD_OUT_WORLDS
         return self._reference.divides(options_json)
 
-    def draw_level_seed(self, split: Split) -> int:
+    def holds_out(self) -> bool:
+        """Whether worlds of the family are held out somewhere, though too few may be there to divide."""
+        if self._catalogue is not None:
+            return True
+        return self.divides(self.resolve_options("").json)
+
+    def draw_level_seed(self, split: Split, withheld_from: Role | None = None) -> int:
         """A level seed nobody has chosen.
+
+        Args:
+            withheld_from: as in `Plan`; a catalogue's held-out worlds are left out where it has others.
 
         Raises:
             ItemError: NO_SUCH_INSTANCE, where the catalogue has no level of the split.
@@ -278,6 +302,8 @@ class EnvironmentHost:
         levels = self._catalogue_splits[split]
         if not levels:
             raise self._past_the_end("any level", split)
+        if withheld_from and split is Split.ALL and self._spared_levels:
+            return secrets.choice(self._spared_levels)
         return secrets.randbelow(len(levels))
 
     def start(self, plan: Plan, now: float) -> StartedEpisode:
@@ -287,7 +313,7 @@ class EnvironmentHost:
             now: when wall-clock seconds are counted from.
 
         Raises:
-            ItemError: NO_SUCH_INSTANCE or DIGEST_MISMATCH.
+            ItemError: NO_SUCH_INSTANCE, NOT_PERMITTED or DIGEST_MISMATCH.
             Exception: whatever the environment raises.
         """
         make = self.spec.environment if self._isolator is None else self._isolator.make
@@ -301,6 +327,14 @@ class EnvironmentHost:
 
     def _start(self, environment: Environment[Any], plan: Plan, now: float) -> StartedEpisode:
         start, world = self._instance(environment, plan)
+        if plan.withheld_from and self._split_of(world) is Split.HELD_OUT and self.holds_out():
+            role = plan.withheld_from.value
+            raise ItemError(
+                Reason.NOT_PERMITTED,
+                f"{plan.level} of {self.spec.id} is a held-out world, which role {role!r} never meets; "
+                "ask for another level seed",
+                metadata={"role": role},
+            )
         limits = self.resolve_limits(plan.limits, start.limits)
         observation = checked_observation(start.observation)
         digest = first_digest(
@@ -347,13 +381,16 @@ class EnvironmentHost:
                 why = str(error) if plan.seal is None else f"no instance for {plan.level}"
                 raise ItemError(Reason.NO_SUCH_INSTANCE, f"{self.spec.id}: {why}") from None
             world = environment.world()
-            if split is Split.ALL or split_of(self.spec.family, self.spec.split_epoch, world) is split:
+            if split is Split.ALL or self._split_of(world) is split:
                 return start, world
         raise ItemError(
             Reason.NO_SUCH_INSTANCE,
             f"{self.spec.id} drew no instance of split {split.value} in {MAX_DRAWS} draws from {plan.level}: "
             "these options leave too few worlds; ask for split all or other options",
         )
+
+    def _split_of(self, world: bytes) -> Split:
+        return split_of(self.spec.family, self.spec.split_epoch, world)
 
     def _past_the_end(self, level: str, split: Split) -> ItemError:
         count = len(self._catalogue_splits[split])
@@ -400,6 +437,8 @@ class EnvironmentHost:
 
 def nearest(name: str, known: Collection[str]) -> str:
     """The known name most like `name`, or ""."""
+    if len(name) > MAX_NAME_CHARACTERS:
+        return ""
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.4)), "")
 
 
@@ -411,7 +450,7 @@ def did_you_mean(close: str) -> str:
 def _read_object(text: str) -> dict[str, object]:
     """The JSON object in a client's text. Raises ItemError (INVALID_OPTIONS)."""
     try:
-        given: object = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_distinct)
+        given: object = json.loads(text, parse_constant=_no_constant, object_pairs_hook=distinct)
     except (ValueError, RecursionError) as error:
         raise _invalid_options(f"options are no JSON: {error}") from error
     if not isinstance(given, dict):
@@ -440,19 +479,18 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number in JSON")
 
 
-def _distinct(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+def distinct(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     """An object's members; JSON leaves open which of two with one name counts, so neither does."""
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice[:100]!r} is set twice")
+    members: dict[str, object] = {}
+    for name, value in pairs:
+        if name in members:
+            raise ValueError(f"{name[:100]!r} is set twice")
+        members[name] = value
     return members
 
 
-def _first_fault(error: ValidationError, known: Collection[str]) -> str:
-    """What is wrong with the first bad option, in one line."""
-    fault = error.errors()[0]
+def _in_words(fault: ErrorDetails, known: Collection[str]) -> str:
+    """What is wrong with a bad option, in one line."""
     name = ".".join(str(part) for part in fault["loc"]) or "options"
     if fault["type"] != "extra_forbidden":
         return f"option {name!r}: {fault['msg']}; got {str(fault['input'])[:100]!r}"

@@ -17,6 +17,7 @@ from turngym_server.environment import Determinism
 from turngym_server.episode import NoiseSegment
 from turngym_server.errors import ItemError, Reason
 from turngym_server.host import EnvironmentHost, Plan, RequestedLimits, did_you_mean, nearest
+from turngym_server.roles import Role
 from turngym_server.sealed import Board, CannotOpen, Seal, SealKey, Seeds
 from turngym_server.splits import Split
 
@@ -79,8 +80,12 @@ def read_reset(
     hosts: Mapping[str, EnvironmentHost],
     offered: Collection[Split],
     seal_key: SealKey | None = None,
+    withheld_from: Role | None = None,
 ) -> tuple[EnvironmentHost, Plan]:
     """What a Reset item asks for, with the seeds it leaves open drawn, and a sealed one opened.
+
+    Args:
+        offered: splits that the caller may meet. withheld_from: its role, where that never meets a held-out world.
 
     Raises:
         ItemError: whatever can be told without starting the environment.
@@ -100,7 +105,7 @@ def read_reset(
     seeds, seal = _unsealed(item, Board(spec.id, options.json, split), seal_key)
     if not item.HasField("resume"):
         seeds = seeds or Seeds(
-            level_seed=item.level_seed if item.HasField("level_seed") else host.draw_level_seed(split),
+            level_seed=item.level_seed if item.HasField("level_seed") else host.draw_level_seed(split, withheld_from),
             noise_seed=item.noise_seed if item.HasField("noise_seed") else secrets.randbits(64),
         )
         return host, Plan(
@@ -110,6 +115,7 @@ def read_reset(
             level_seed=seeds.level_seed,
             noise=(NoiseSegment(1, seeds.noise_seed),),
             seal=seal,
+            withheld_from=withheld_from,
         )
     if spec.determinism is not Determinism.BYTES:
         raise ItemError(
@@ -131,6 +137,7 @@ def read_reset(
         turns=_turns(item.resume, max(resolved.max_turns, spec.caps.max_turns)),
         digest=_digest(item.resume.digest),
         seal=seal,
+        withheld_from=withheld_from,
     )
 
 

@@ -1,14 +1,16 @@
 """What each role may do. The one place where that is written.
 
     role      RPCs of EnvironmentService  Reset, by split                                      sealed  reflection
-    train     all                         train, validation; `all` only where nothing divides  no      no
+    train     all                         train, validation; `all` where too few divide        no      no
     evaluate  all                         train, validation, held_out, all                     yes     no
     admin     all                         train, validation, held_out, all                     yes     yes
 
 Of those splits a caller gets the ones that the server serves at all. A Fork stays in the split of its original, and
 Step, Fork, Advise, KeepAlive and Close reach the caller's own sessions only, whatever its role: another's is
-SESSION_UNKNOWN. `all` of an environment that divides holds held-out worlds, so `train` does not have it; where too few
-worlds are there to divide, nothing is held out. Health checks need no token.
+SESSION_UNKNOWN. `all` of an environment that divides holds held-out worlds, so `train` does not have it. Where too few
+worlds are there to divide, `train` has `all` without the worlds that are held out elsewhere in the family: a level file
+may hold worlds that the generator makes, and so may options that leave few. Such a Reset is NOT_PERMITTED. Nothing is
+held out of a family that does not divide by its default options. Health checks need no token.
 """
 
 import enum

@@ -281,7 +281,7 @@ class EnvironmentService:
                 raise ItemError(
                     Reason.NOT_PERMITTED, f"sealed seeds are not for role {role!r}", metadata={"role": role}
                 )
-            host, plan = read_reset(item, self.hosts, may_meet, self._seal_key)
+            host, plan = read_reset(item, self.hosts, may_meet, self._seal_key, call.caller.withheld_from)
             call.about(host.spec.id)
             return lambda: self._start(call.caller, host, plan, request.want_legal_actions)
 
@@ -320,9 +320,11 @@ class EnvironmentService:
         call.items = len(items)
         outcomes: list[bytes | None] = [None] * len(items)
         known: dict[int, Creation] = {}
-        new: dict[int, tuple[bytes, bytes, Callable[[], Awaitable[Session]]]] = {}
+        prepared: dict[int, tuple[bytes, bytes, Callable[[], Awaitable[Session]]]] = {}
         seen: set[str] = set()
         for position, item in enumerate(items):
+            if position:
+                await asyncio.sleep(0)  # Options of one item may take milliseconds to read.
             request_id = request_id_of(item)
             try:
                 item = decoded(item)
@@ -333,12 +335,25 @@ class EnvironmentService:
                 if creation is not None:
                     known[position] = creation
                 else:
-                    new[position] = (request_id, fingerprint, prepare(item))
+                    prepared[position] = (request_id, fingerprint, prepare(item))
+            except ItemError as error:
+                outcomes[position] = reset_error(request_id, call.failed(error))
+        # From here to the last `open` nothing is awaited: what is admitted is what is opened. While items were
+        # prepared, the same ones may have been opened by another call.
+        new: list[int] = []
+        for position, (request_id, fingerprint, _) in prepared.items():
+            try:
+                creation = self.table.known(caller, request_id, fingerprint)
+                if creation is not None:
+                    known[position] = creation
+                else:
+                    new.append(position)
             except ItemError as error:
                 outcomes[position] = reset_error(request_id, call.failed(error))
         if new:
             self._admit(caller, len(new))
-        for position, (request_id, fingerprint, make) in new.items():
+        for position in new:
+            request_id, fingerprint, make = prepared[position]
             creation = self.table.open(caller, request_id, fingerprint)
             creation.task = self.runtime.spawn(self._make(creation, make))
             known[position] = creation

@@ -164,7 +164,8 @@ class SessionTable:
                 )
         raise ItemError(
             Reason.SESSION_UNKNOWN,
-            f"session {session_id!r} is not known here: closed, forgotten, or another server's; resume it by replay",
+            f"session {session_id[:100]!r} is not known here: closed, forgotten, or another server's; "
+            "resume it by replay",
         )
 
     def touch(self, session: Session) -> None:

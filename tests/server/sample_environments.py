@@ -108,6 +108,18 @@ class Levels(Dice):
         )
 
 
+class CountedDice(Dice):
+    """Dice whose worlds are known by construction."""
+
+    @classmethod
+    def world_count(cls, options: DiceOptions) -> int:
+        return options.worlds
+
+
+class FewOptions(DiceOptions):
+    worlds: int = Field(default=30, ge=1)
+
+
 class MuteError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("not even this")
@@ -217,5 +229,7 @@ DICE = make_spec("dice", Dice, DiceOptions)
 THREADED_DICE = make_spec("threaded_dice", Dice, DiceOptions, family="dice", inline=False)
 UNSURE_DICE = make_spec("unsure_dice", Dice, DiceOptions, determinism=Determinism.NONE)
 LEVELS = make_spec("levels", Levels, DiceOptions, operator_options=LevelOptions)
+COUNTED_DICE = make_spec("counted_dice", CountedDice, DiceOptions)
+FEW_DICE = make_spec("few_dice", CountedDice, FewOptions)
 FAULTY = make_spec("faulty", Faulty, FaultyOptions)
 THREADED_FAULTY = make_spec("threaded_faulty", Faulty, FaultyOptions, inline=False, step_deadline=0.3)

@@ -8,7 +8,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from sample_environments import DICE, LEVELS, LevelOptions
+from sample_environments import COUNTED_DICE, DICE, FEW_DICE, LEVELS, LevelOptions
 from serving import Clock, call_status, details, reason, request_id, reset_item, serving
 from token_files import bearer, write_tokens
 
@@ -18,7 +18,7 @@ from turngym_server.environment import REGISTRY
 from turngym_server.host import EnvironmentHost
 from turngym_server.listening import SERVICE
 from turngym_server.roles import ROLES_OF_RPC
-from turngym_server.splits import Split
+from turngym_server.splits import Split, split_of
 from turngym_server.tokens import new_token
 
 load_own()
@@ -122,7 +122,7 @@ MATRIX = {
 @pytest.mark.parametrize("role", MATRIX)
 async def test_every_role_rpc_and_split(role, tmp_path):
     levels = tmp_path / "levels.txt"
-    levels.write_text("3\n5\n8\n")
+    levels.write_text("3\n5\n9\n")
     undivided = EnvironmentHost(LEVELS, LevelOptions(levels=levels).model_dump())
     tokens = write_tokens(tmp_path / "tokens.toml", someone=role)
     metadata = tokens["someone"]
@@ -350,3 +350,65 @@ async def test_a_train_token_meets_no_held_out_world(id, tmp_path):
         assert len(met) > 20 or id.startswith("bandit")
         assert len(held_out) > 20 or id.startswith("bandit")
         assert not met & held_out
+
+
+def held_out(family: str, worlds: int) -> set[int]:
+    """Of the worlds 0 to `worlds` - 1 of a sample environment, those that are held out where it divides."""
+    return {world for world in range(worlds) if split_of(family, 1, str(world).encode()) is Split.HELD_OUT}
+
+
+async def test_a_train_token_meets_no_held_out_world_of_a_short_level_file(tmp_path):
+    """All of its levels are of split `all`, yet they may be worlds that are held out where the family divides."""
+    levels = tmp_path / "levels.txt"
+    levels.write_text("\n".join(map(str, range(30))))
+    host = EnvironmentHost(LEVELS, LevelOptions(levels=levels).model_dump())
+    withheld = held_out("levels", 30)
+    assert withheld
+    tokens = write_tokens(tmp_path / "tokens.toml", trainer="train", board="evaluate", root="admin")
+    async with serving(host, tokens=tmp_path / "tokens.toml") as (stub, _):
+        for name, metadata in tokens.items():
+            for seed in range(30):
+                outcome = await reset(stub, metadata, environment_id="levels", level_seed=seed, split=pb.SPLIT_ALL)
+                if name == "trainer" and seed in withheld:
+                    assert reason(outcome) == "NOT_PERMITTED"
+                    assert details(outcome.error)[0].metadata == {"role": "train"}
+                    assert "Target" not in str(outcome)
+                else:
+                    assert outcome.started.state.observation == f"Target {seed}."
+        # Neither by replay nor by a seed that the server draws.
+        outcome = await reset(
+            stub, tokens["board"], environment_id="levels", level_seed=min(withheld), split=pb.SPLIT_ALL
+        )
+        resume = pb.Resume(noise=[pb.NoiseSegment(from_step=1, noise_seed=11)], digest=outcome.started.state.digest)
+        for name, refused in (("board", False), ("trainer", True)):
+            outcome = await reset(
+                stub,
+                tokens[name],
+                environment_id="levels",
+                level_seed=min(withheld),
+                split=pb.SPLIT_ALL,
+                resume=resume,
+            )
+            assert outcome.HasField("error") == refused
+        items = [reset_item("levels", level_seed=None, split=pb.SPLIT_ALL) for _ in range(100)]
+        drawn = (await stub.Reset(pb.ResetRequest(items=items), metadata=tokens["trainer"])).outcomes
+        assert not {outcome.started.level_seed for outcome in drawn if outcome.HasField("started")} & withheld
+        assert all(outcome.HasField("started") for outcome in drawn)
+
+
+@pytest.mark.parametrize(("spec", "withheld"), [(COUNTED_DICE, held_out("counted_dice", 30)), (FEW_DICE, set())])
+async def test_options_that_leave_few_worlds_give_a_train_token_no_held_out_one(spec, withheld, tmp_path):
+    """Of a family that does not divide by default, nothing is held out."""
+    assert held_out(spec.family, 30)
+    tokens = write_tokens(tmp_path / "tokens.toml", trainer="train")
+    async with serving(spec, tokens=tmp_path / "tokens.toml") as (stub, _):
+        items = [
+            reset_item(spec.id, options_json='{"worlds": 30}', split=pb.SPLIT_ALL, level_seed=seed)
+            for seed in range(300)
+        ]
+        outcomes = (await stub.Reset(pb.ResetRequest(items=items), metadata=tokens["trainer"])).outcomes
+    met = {outcome.started.state.observation for outcome in outcomes if outcome.HasField("started")}
+    assert met == {f"Target {world}." for world in range(30) if world not in withheld}
+    assert {reason(outcome) for outcome in outcomes if outcome.HasField("error")} == (
+        {"NOT_PERMITTED"} if withheld else set()
+    )

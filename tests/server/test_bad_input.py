@@ -1,5 +1,7 @@
 """What a server answers to what it should never be sent."""
 
+import asyncio
+import difflib
 import json
 import re
 from urllib.parse import quote
@@ -13,12 +15,16 @@ from serving import call_status, details, reason, request_id, reset_error, reset
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server import wire
+from turngym_server.call import Call
 from turngym_server.discovery import find_specs
 from turngym_server.environment import Limits
-from turngym_server.host import EnvironmentHost
+from turngym_server.errors import ItemError, Reason
+from turngym_server.host import EnvironmentHost, distinct
 from turngym_server.splits import Split
 
 MEBIBYTE = 1024 * 1024
+MANY = json.dumps(dict.fromkeys(map(str, range(7_000)), 0), separators=(",", ":"))
+MANY_TWICE = MANY.removesuffix("}") + ',"6999":0}'
 
 
 @pytest.mark.parametrize(
@@ -40,6 +46,8 @@ MEBIBYTE = 1024 * 1024
         ({"options_json": '{"faces": {"a": 1, "a": 1}}'}, "INVALID_OPTIONS", "'a' is set twice"),
         ({"options_json": '{"zzz": 6}'}, "INVALID_OPTIONS", "unknown option 'zzz'. Known: faces, worlds."),
         ({"options_json": '{"\\ud800": 6}'}, "INVALID_OPTIONS", "JSON"),
+        ({"options_json": MANY_TWICE}, "INVALID_OPTIONS", "'6999' is set twice"),
+        ({"options_json": MANY}, "INVALID_OPTIONS", "7000 options of dice; expected at most 256"),
         ({"options_json": "[6]"}, "INVALID_OPTIONS", "JSON object"),
         ({"options_json": "{"}, "INVALID_OPTIONS", "no JSON"),
         ({"options_json": '{"faces": NaN}'}, "INVALID_OPTIONS", "NaN"),
@@ -70,6 +78,88 @@ async def test_reset(fields, expected, words):
         assert reason(bad) == expected
         assert words in bad.error.message
         assert good.HasField("started")
+
+
+class Counted(str):
+    """A text that counts how often it is compared."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_names_set_twice_are_found_in_one_pass():
+    Counted.compared = 0
+    with pytest.raises(ValueError, match="'999' is set twice"):
+        distinct([(Counted(number), 0) for number in [*range(1_000), 999]])
+    assert Counted.compared < 1_000
+
+
+async def test_long_names_are_like_no_other_and_compared_with_none(monkeypatch):
+    compared = []
+    close_matches = difflib.get_close_matches
+
+    def noted(name, known, **settings):
+        compared.append(name)
+        return close_matches(name, known, **settings)
+
+    monkeypatch.setattr(difflib, "get_close_matches", noted)
+    async with serving(DICE) as (stub, _):
+        error = await reset_error(stub, reset_item("dice" * MEBIBYTE))
+        assert reason(error) == "UNKNOWN_ENVIRONMENT"
+        assert error.message.endswith("here. Served: dice.")
+        error = await reset_error(stub, reset_item(options_json=json.dumps({"faces" * 12_000: 1})))
+        assert reason(error) == "INVALID_OPTIONS"
+        unknown = {f"faces{number}": 1 for number in range(200)}
+        error = await reset_error(stub, reset_item(options_json=json.dumps(unknown)))
+        assert "unknown option 'faces0'; did you mean 'faces'?" in error.message
+        error = (await step(stub, "x" * MEBIBYTE, 1, "roll")).error
+        assert reason(error) == "SESSION_UNKNOWN"
+    assert compared == ["faces0"]
+
+
+async def test_others_get_the_event_loop_between_the_items_of_a_batch():
+    async with serving(DICE) as (_, server):
+        items = [reset_item(options_json='{"faces": 0}') for _ in range(100)]
+        data = pb.ResetRequest(items=items).SerializeToString()
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0)
+                ticks += 1
+
+        ticking = asyncio.create_task(tick())
+        # Nothing in it is waited for: every item is refused.
+        await server.service.reset(data, Call("Reset", ()))
+        ticking.cancel()
+        assert ticks >= len(items) - 2
+
+
+async def test_calls_that_are_read_at_the_same_time_start_each_session_once():
+    async with serving(DICE, max_sessions=60) as (_, server):
+        data = pb.ResetRequest(items=[reset_item() for _ in range(50)]).SerializeToString()
+        answers = await asyncio.gather(*(server.service.reset(data, Call("Reset", ())) for _ in range(3)))
+        assert answers[0] == answers[1] == answers[2]
+        assert all(outcome.HasField("started") for outcome in pb.ResetResponse.FromString(answers[0]).outcomes)
+        assert server.service.table.held == 50
+
+
+async def test_calls_that_are_read_at_the_same_time_start_all_or_none():
+    async with serving(DICE, max_sessions=60) as (_, server):
+        batches = [pb.ResetRequest(items=[reset_item() for _ in range(50)]).SerializeToString() for _ in range(2)]
+        calls = (server.service.reset(data, Call("Reset", ())) for data in batches)
+        first, second = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(first, bytes)
+        assert isinstance(second, ItemError)
+        assert second.reason is Reason.SESSION_LIMIT
+        assert server.service.table.held == 50
 
 
 async def test_options_that_leave_no_instance_are_no_fault_of_the_environment():

@@ -12,7 +12,8 @@ Status of an item or of a whole call is google.rpc.Code. Details carry google.rp
 and one of these reasons:
   UNAUTHENTICATED       UNAUTHENTICATED      no token, one that is not known, or an expired one; the whole call
   NOT_PERMITTED         PERMISSION_DENIED    the token's role may not call this (the whole call), or may
-                                             not play sealed seeds (the item); metadata: role
+                                             not play sealed seeds, or not the held-out world that its SPLIT_ALL
+                                             came to (the item); metadata: role
   UNKNOWN_ENVIRONMENT   NOT_FOUND            metadata: nearest
   SESSION_EXPIRED       NOT_FOUND            the lease ran out; resume by replay
   SESSION_UNKNOWN       NOT_FOUND            never existed here, ended and forgotten, or another token's; resume by
@@ -103,7 +104,9 @@ class _SplitEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     SPLIT_HELD_OUT: _Split.ValueType  # 3
     """10 %, for scoring only. A server does not serve it unless told to."""
     SPLIT_ALL: _Split.ValueType  # 4
-    """Every world; the only one where a family has too few worlds to divide."""
+    """Every world; the only one where too few are there to divide: a short level file, or options that leave few. Roles
+    that may not meet held-out worlds are refused those (NOT_PERMITTED), unless the family does not divide by default.
+    """
 
 class Split(_Split, metaclass=_SplitEnumTypeWrapper):
     """values
@@ -121,7 +124,9 @@ SPLIT_VALIDATION: Split.ValueType  # 2
 SPLIT_HELD_OUT: Split.ValueType  # 3
 """10 %, for scoring only. A server does not serve it unless told to."""
 SPLIT_ALL: Split.ValueType  # 4
-"""Every world; the only one where a family has too few worlds to divide."""
+"""Every world; the only one where too few are there to divide: a short level file, or options that leave few. Roles
+that may not meet held-out worlds are refused those (NOT_PERMITTED), unless the family does not divide by default.
+"""
 global___Split = Split
 
 class _EndReason:

@@ -12,7 +12,8 @@ Status of an item or of a whole call is google.rpc.Code. Details carry google.rp
 and one of these reasons:
   UNAUTHENTICATED       UNAUTHENTICATED      no token, one that is not known, or an expired one; the whole call
   NOT_PERMITTED         PERMISSION_DENIED    the token's role may not call this (the whole call), or may
-                                             not play sealed seeds (the item); metadata: role
+                                             not play sealed seeds, or not the held-out world that its SPLIT_ALL
+                                             came to (the item); metadata: role
   UNKNOWN_ENVIRONMENT   NOT_FOUND            metadata: nearest
   SESSION_EXPIRED       NOT_FOUND            the lease ran out; resume by replay
   SESSION_UNKNOWN       NOT_FOUND            never existed here, ended and forgotten, or another token's; resume by
