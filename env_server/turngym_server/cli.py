@@ -7,6 +7,7 @@ import os
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import asyncio
+import contextlib
 import enum
 import json
 import sys
@@ -143,11 +144,11 @@ def serve(
 ) -> None:
     """Serves text environments for LLM agents over gRPC."""
     if version:
-        typer.echo(turngym.__version__)
+        say(turngym.__version__)
         return
     if list_environments:
         for spec in find_specs([ALL]):
-            typer.echo(f"{spec.id:24} {spec.version:8} {spec.summary}")
+            say(f"{spec.id:24} {spec.version:8} {spec.summary}")
         return
     if not env:
         raise ValueError("nothing to serve: give --env ID, --env all, or see --list")
@@ -194,9 +195,24 @@ def serve(
 
 def announce(address: str, ids: str, metrics_url: str | None) -> None:
     """Prints the lines by which scripts learn that, and where, the server serves."""
-    print(f"env_server {turngym.__version__} listening on {address} serving {ids}", flush=True)
+    say(f"env_server {turngym.__version__} listening on {address} serving {ids}")
     if metrics_url:
-        print(f"env_server {turngym.__version__} metrics at {metrics_url}", flush=True)
+        say(f"env_server {turngym.__version__} metrics at {metrics_url}")
+
+
+def say(line: str) -> None:
+    """Prints a line to stdout.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        # What is left in the buffer would fail once more, with a traceback, when the interpreter ends.
+        with contextlib.suppress(OSError), Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        raise OSError(f"cannot write to stdout: {error.strerror}") from error
 
 
 def parse_splits(text: str) -> frozenset[Split]:

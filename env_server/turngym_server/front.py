@@ -6,7 +6,10 @@ come back in the order of the items. Requests and replies stay bytes, and the ca
 a caller may do is decided by the workers alone.
 
 Of a Reset all new items go to one worker, so they are admitted as a whole or not at all; where it has no room, the next
-one is asked. A retry goes where its request id went before: the front remembers the last `REMEMBERED` of them.
+one is asked. A retry goes where its request id went before, until that worker is gone: the front remembers, of each
+caller by itself, the ids that a worker has, and apart from them those that a worker has not answered for; see
+`turngym_server.assignments`. A worker that is silent gets new sessions only where all are, and is not waited for where
+another can answer.
 A Fork goes to the workers of its sessions, each of which admits its own part: where one has no room the call is
 refused, but what others began is there, and found again by the same request ids.
 """
@@ -29,7 +32,8 @@ from prometheus_client.core import Metric
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server import wire
-from turngym_server.access import access_of
+from turngym_server.access import TOKEN_KEY, access_of
+from turngym_server.assignments import Assignments, CallerKey, Held, caller_key
 from turngym_server.batches import (
     MAX_BATCH_ITEMS,
     STREAMED_STEP_FIELD,
@@ -44,18 +48,17 @@ from turngym_server.batches import (
     unframe,
 )
 from turngym_server.call import Context
+from turngym_server.caller import stranger
 from turngym_server.errors import ItemError, Reason
 from turngym_server.listening import REFLECTED, SERVER_OPTIONS, SERVICE, bind, host_and_port
 from turngym_server.metrics import MetricsEndpoint, exposition, process_families, union
 from turngym_server.reflection import serve_reflection
-from turngym_server.requests import MAX_WAIT_SECONDS, REQUEST_ID_BYTES, wait_seconds
+from turngym_server.requests import MAX_WAIT_SECONDS, wait_seconds
 from turngym_server.stream import RequestStream
 from turngym_server.wire import Undecodable
-from turngym_server.workers import Metadata, Order, Worker, WorkerLost, Workers
+from turngym_server.workers import ANSWER_SECONDS, Metadata, Order, Worker, WorkerLost, Workers
 
 DETAILS_KEY: Final = "grpc-status-details-bin"
-REMEMBERED: Final = 131_072
-"""Request ids of Reset whose worker is remembered."""
 SLACK_SECONDS: Final = 1.0
 """How much longer than the workers the front waits for outcomes; a worker that is silent by then has pending ones."""
 _OWN_METADATA: Final = frozenset({"user-agent", "content-type", "te"})
@@ -197,7 +200,7 @@ class Front:
         self.port = 0
         self._order = order
         self._rotation = itertools.count()
-        self._remembered: dict[bytes, Worker] = {}
+        self._assignments = Assignments()
         self._draining = False
         self._streams: set[RequestStream] = set()
         self._metrics: MetricsEndpoint | None = None
@@ -280,9 +283,8 @@ class Front:
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     async def _get_server(self, data: bytes, context: Context) -> bytes:
-        """What the workers are together."""
-        workers = self._serving()
-        answers = await asyncio.gather(*(_call(worker, "GetServer", data, context) for worker in workers))
+        """What the workers that answer are together."""
+        answers = await _ask_all(self._serving(), "GetServer", data, context)
         for answer in answers:
             if isinstance(answer, Refusal):
                 raise answer
@@ -296,13 +298,32 @@ class Front:
         return info.SerializeToString()
 
     async def _to_anyone(self, rpc: str, data: bytes, context: Context) -> bytes:
-        """The reply of any worker."""
-        while True:
-            answer = await _call(self._next({}), rpc, data, context)
-            if isinstance(answer, Refusal):
-                raise answer
-            if isinstance(answer, bytes):
-                return answer
+        """The reply of any worker: of the one whose turn it is, or of another if that one is silent."""
+        asked: dict[Worker, asyncio.Task[Answer]] = {}
+        try:
+            while True:
+                left = [worker for worker in self._serving() if worker not in asked]
+                if left:
+                    worker = self._turn(left)
+                    asked[worker] = asyncio.ensure_future(_call(worker, rpc, data, context))
+                under_way = [task for task in asked.values() if not task.done()]
+                if not under_way:
+                    asked.clear()  # All were lost; others have come, or there is none.
+                    continue
+                done, _ = await asyncio.wait(
+                    under_way, timeout=ANSWER_SECONDS if left else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    answer = task.result()
+                    if isinstance(answer, Refusal):
+                        raise answer
+                    if isinstance(answer, bytes):
+                        return answer
+                if not done:
+                    _note_silence(asked)
+        finally:
+            for task in asked.values():
+                task.cancel()
 
     async def _to_owners(self, rpc: Batched, data: bytes, context: Context) -> bytes:
         """The outcomes of a batch, each from the worker that has the item's session or is to have it."""
@@ -314,7 +335,7 @@ class Front:
         if not 1 <= len(batch.items) <= MAX_BATCH_ITEMS:
             return await self._to_anyone(rpc.name, data, context)
         rest = batch.request.SerializeToString()
-        merged = _Merged(rpc, batch.items)
+        merged = _Merged(rpc, batch.items, _caller_of(context))
         left: Sequence[int] = range(len(batch.items))
         while left:
             parts = self._route(merged, left)
@@ -322,11 +343,38 @@ class Front:
                 requests = dict.fromkeys(parts, data)
             else:
                 requests = {worker: rest + merged.items_field(places) for worker, places in parts.items()}
-            answers = await _call_all(rpc, requests, _waiting(batch.request), context)
+            if rpc is RESET:
+                answers = await self._reset(merged, parts, requests, _waiting(batch.request), context)
+            else:
+                answers = await _call_all(rpc, requests, _waiting(batch.request), context)
             if whole and isinstance(answer := answers[next(iter(parts))], bytes):
                 return answer
             left = [place for worker in parts for place in merged.take(worker, parts[worker], answers[worker])]
         return merged.reply()
+
+    async def _reset(
+        self,
+        merged: "_Merged",
+        parts: Mapping[Worker, Sequence[int]],
+        requests: Mapping[Worker, bytes],
+        waiting: float | None,
+        context: Context,
+    ) -> Mapping[Worker, Answer]:
+        """What `_call_all` gives; where the items went is known meanwhile, and afterwards of those that are held."""
+        flights = {
+            worker: [self._assignments.begin(merged.caller, merged.request_id(place), worker) for place in places]
+            for worker, places in parts.items()
+        }
+        answers: Mapping[Worker, Answer] = {}
+        try:
+            answers = await _call_all(RESET, requests, waiting, context)
+        finally:
+            for worker, begun in flights.items():
+                answer = answers.get(worker)  # Without one, as when the caller has gone, it may have them.
+                for flight, held in zip(begun, _held(answer, len(begun)), strict=True):
+                    self._assignments.end(flight, held)
+        _note_silence(worker for worker, answer in answers.items() if answer is None)
+        return answers
 
     async def _step_stream(self, _requests: object, context: Context) -> None:
         """Passes each request of the stream on as a Step call."""
@@ -356,33 +404,36 @@ class Front:
         parts: defaultdict[Worker, list[int]] = defaultdict(list)
         if merged.rpc is RESET:
             newcomers: Worker | None = None
+            insisted = set(merged.insisted)
             for place in places:
-                request_id = wire.raw_field(merged.items[place], 1)
-                worker = self._remembered.pop(request_id, None)
-                if worker is None or not worker.serving or worker in merged.full:
+                worker = self._assignments.find(merged.caller, merged.request_id(place))
+                if worker is None:
                     worker = newcomers = newcomers or self._next(merged.full)
+                elif worker in merged.full:
+                    # It may have refused for want of room for new ones; no other may begin what it may have.
+                    if worker in insisted:
+                        raise merged.full[worker]
+                    merged.insisted.add(worker)
                 parts[worker].append(place)
-                if len(request_id) == REQUEST_ID_BYTES:
-                    self._remember(request_id, worker)
             return parts
         by_tag = self.workers.by_tag()
         for place in places:
             # Whoever gets an id that is nobody's says that the session is unknown.
-            worker = by_tag.get(merged.rpc.tag(merged.items[place])) or self._serving()[0]
+            worker = by_tag.get(merged.rpc.tag(merged.items[place])) or min(self._serving(), key=_is_silent)
             parts[worker].append(place)
         return parts
-
-    def _remember(self, request_id: bytes, worker: Worker) -> None:
-        self._remembered[request_id] = worker
-        if len(self._remembered) > REMEMBERED:
-            del self._remembered[next(iter(self._remembered))]
 
     def _next(self, refused: Mapping[Worker, Refusal]) -> Worker:
         """The worker whose turn it is, of those that have not refused. Raises Refusal where there is none."""
         left = [worker for worker in self._serving() if worker not in refused]
         if not left:
             raise tuple(refused.values())[-1]
-        return left[next(self._rotation) % len(left)]
+        return self._turn(left)
+
+    def _turn(self, workers: Sequence[Worker]) -> Worker:
+        """The worker whose turn it is; a silent one where all are."""
+        answering = [worker for worker in workers if not worker.silent] or workers
+        return answering[next(self._rotation) % len(answering)]
 
     def _serving(self) -> Sequence[Worker]:
         if not (serving := self.workers.serving):
@@ -395,14 +446,21 @@ class _Merged:
 
     Attributes:
         full: workers that had no room for new sessions, and what they said.
+        insisted: those of them that are asked once more, for items that they may have.
     """
 
-    def __init__(self, rpc: Batched, items: Sequence[bytes]) -> None:
+    def __init__(self, rpc: Batched, items: Sequence[bytes], caller: CallerKey) -> None:
         self.rpc = rpc
         self.items = items
+        self.caller = caller
         self.full: dict[Worker, Refusal] = {}
+        self.insisted: set[Worker] = set()
         self._outcomes: list[bytes | None] = [None] * len(items)
         self._refused: dict[int, Refusal] = {}
+
+    def request_id(self, place: int) -> bytes:
+        """The request id of an item of Reset."""
+        return wire.raw_field(self.items[place], 1)
 
     def items_field(self, places: Iterable[int]) -> bytes:
         return b"".join([wire.bytes_field(wire.ITEMS_FIELD, self.items[place]) for place in places])
@@ -450,6 +508,52 @@ def _streamed(data: bytes) -> tuple[int, bytes]:
         return request_id, b"".join(wire.take_apart(pb.StepStreamRequest, step, STREAMED_STEP_FIELD).items)
     except DecodeError:
         return request_id, step  # No more a StepRequest than it is anything else: a worker says so.
+
+
+def _held(answer: Answer, items: int) -> Sequence[Held]:
+    """For each item of a Reset, whether the worker has it, by its answer."""
+    match answer:
+        case None:
+            return [Held.UNKNOWN] * items
+        case Refusal() if not answer.details:  # Not the worker's own, as past the caller's deadline.
+            return [Held.UNKNOWN] * items
+        case bytes():
+            outcomes = pb.ResetResponse.FromString(answer).outcomes
+            return [Held.NO if outcome.HasField("error") else Held.YES for outcome in outcomes]
+        case _:
+            return [Held.NO] * items
+
+
+def _caller_of(context: Context) -> CallerKey:
+    """Whose request ids those of a call are."""
+    metadata = tuple(context.invocation_metadata() or ())
+    token = "".join(repr(value) for key, value in metadata if key == TOKEN_KEY)
+    return caller_key(token, stranger(metadata).client)
+
+
+def _is_silent(worker: Worker) -> bool:
+    return worker.silent
+
+
+def _note_silence(workers: Iterable[Worker]) -> None:
+    """Has these workers, which did not answer in time, asked last."""
+    for worker in workers:
+        worker.silent = True
+
+
+async def _ask_all(workers: Sequence[Worker], rpc: str, data: bytes, context: Context) -> Sequence[Answer]:
+    """The answers of those workers that answer soon, or of the first to do so."""
+    tasks = {worker: asyncio.ensure_future(_call(worker, rpc, data, context)) for worker in workers}
+    try:
+        waited = {task for worker, task in tasks.items() if not worker.silent} or set(tasks.values())
+        await asyncio.wait(waited, timeout=ANSWER_SECONDS)
+        _note_silence(worker for worker, task in tasks.items() if not task.done())
+        if not any(task.done() for task in tasks.values()):
+            await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+        return [task.result() for task in tasks.values() if task.done()]
+    finally:
+        for task in tasks.values():
+            task.cancel()
 
 
 async def _call_all(

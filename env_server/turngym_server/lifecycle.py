@@ -20,7 +20,7 @@ async def run(
     """Serves until SIGTERM or SIGINT, then drains; a second signal stops at once.
 
     Args:
-        announce: called once it serves.
+        announce: called once it serves; what it raises is raised once the server has stopped.
         broken: raises what makes it senseless to go on, should that happen.
     """
     told = asyncio.Event()
@@ -35,7 +35,11 @@ async def run(
         await asyncio.wait({starting})
         return
     starting.result()
-    announce()
+    try:
+        announce()
+    except BaseException:
+        await server.stop()
+        raise
     if broken is not None:
         ends.add(loop.create_task(broken()))
     done, waiting = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

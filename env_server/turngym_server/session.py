@@ -25,7 +25,7 @@ from turngym_server.logs import Event, without_text
 from turngym_server.sealed import Seal
 from turngym_server.seeds import seeds_event, seeds_in_words
 from turngym_server.splits import Split
-from turngym_server.threads import Overrun, Threads
+from turngym_server.threads import Abandoned, Overrun, Threads
 
 log: Final = logging.getLogger(__name__)
 
@@ -287,6 +287,9 @@ class Session:
                 self.counts.turn_seconds.add(time.perf_counter() - began)
             self._count_turn(actions_before)
             return self._with_legal(self._result, self._legal)
+        except Abandoned:
+            release = _keep
+            raise
         except Overrun as overrun:
             release = _keep if overrun.goes_on else release
             return self._fail(self._past_deadline(f"step {self.step_index}", "in the environment"))
@@ -493,6 +496,9 @@ class Session:
                 prepare(), spec.step_deadline, late=release, account=self.identity.caller.account
             )
         except ItemError:
+            raise
+        except Abandoned:
+            release = _keep
             raise
         except Overrun as overrun:
             release = _keep if overrun.goes_on else release

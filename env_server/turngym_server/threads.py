@@ -26,6 +26,10 @@ class Overrun(Exception):
         self.goes_on = goes_on
 
 
+class Abandoned(asyncio.CancelledError):
+    """Whoever waited was cancelled after the work was given to a thread. It goes on there, and `late` is called."""
+
+
 class _Done(Generic[T]):
     """What a piece of work came to."""
 
@@ -125,11 +129,13 @@ class Threads:
         Args:
             work: runs in a thread.
             deadline: seconds that it may take once it has begun.
-            late: called on the event loop when work that ran past its deadline ends after all.
+            late: called once on the event loop when work has ended whose outcome nobody got: it ran past its deadline,
+                or whoever waited was cancelled.
             account: for whom; where work has to wait, accounts are served in turn.
 
         Raises:
             Overrun: the deadline passed. The work goes on, and nobody learns what it comes to.
+            Abandoned: this was cancelled, as far as work had been given to a thread; else it is a CancelledError.
         """
         await self._places.acquire(account)
         try:
@@ -140,7 +146,13 @@ class Threads:
                 async with asyncio.timeout(deadline):
                     done = await future
             except TimeoutError:
-                raise Overrun(f"still running after {deadline:g} s") from None
+                if future.cancelled():
+                    raise Overrun(f"still running after {deadline:g} s") from None
+                done = future.result()  # It was done in the moment that the deadline passed.
+            except asyncio.CancelledError:
+                if not future.cancelled() and late is not None:
+                    late()  # It was done in the moment of the cancellation.
+                raise Abandoned from None
         finally:
             self._places.release(account)
         if isinstance(done.error, asyncio.CancelledError):

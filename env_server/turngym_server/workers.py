@@ -47,7 +47,11 @@ SETTLED_SECONDS: Final = 10.0
 """A worker that served for so long is replaced without a pause."""
 START_TRIES: Final = 4
 """After so many failures to start a worker, with no other one serving, the front gives up."""
+PROBE_PAUSE: Final = 1.0
+"""Seconds between asking a worker whether it is there."""
 PROBE_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 1.0
+"""A worker that takes longer for what any does at once counts as silent, and is asked last until it answers."""
 METRICS_SECONDS: Final = 2.0
 """How long a worker may take to tell what it has counted; Prometheus waits 10 s for all of them."""
 UNRESPONSIVE_SECONDS: Final = 60.0
@@ -160,6 +164,7 @@ class Worker:
     Attributes:
         tag: begins the ids of its sessions.
         serving: False once it is gone, or about to be.
+        silent: it has not answered in time, and not since.
     """
 
     def __init__(
@@ -171,6 +176,7 @@ class Worker:
         self.port = report.port
         self.process = process
         self.serving = True
+        self.silent = False
         self.began = time.monotonic()
         self._channel = channel
         self._check = channel.unary_unary(
@@ -193,9 +199,12 @@ class Worker:
         if (method := self._methods.get(rpc)) is None:
             method = self._methods[rpc] = self._channel.unary_unary(f"/{SERVICE}/{rpc}")
         try:
-            return await method(request, metadata=metadata, timeout=deadline)
+            reply = await method(request, metadata=metadata, timeout=deadline)
         except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNAVAILABLE or _has_details(error):
+            if _has_details(error):
+                self.silent = False
+                raise
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise
             self.serving = False
             raise WorkerLost(f"worker {self.number}: {error.details()}") from error
@@ -204,6 +213,8 @@ class Worker:
             if self.serving or ((task := asyncio.current_task()) is not None and task.cancelling()):
                 raise
             raise WorkerLost(f"worker {self.number} has ended") from None
+        self.silent = False
+        return reply
 
     async def metrics(self) -> str:
         """What the worker has counted, in Prometheus' format.
@@ -219,7 +230,7 @@ class Worker:
         ended = asyncio.ensure_future(self.process.wait())
         silent_since: float | None = None
         while not ended.done():
-            await asyncio.wait({ended}, timeout=PROBE_SECONDS)
+            await asyncio.wait({ended}, timeout=PROBE_PAUSE)
             if ended.done() or not self.serving:
                 break
             if await self._answers():
@@ -235,14 +246,22 @@ class Worker:
         return describe_exit(ended.result())
 
     async def _answers(self) -> bool:
+        notice = asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._fell_silent)
         try:
             await self._check(health_pb2.HealthCheckRequest(), timeout=PROBE_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 self.serving = False
             # Any other refusal is an answer.
-            return error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                return False
+        finally:
+            notice.cancel()
+        self.silent = False
         return True
+
+    def _fell_silent(self) -> None:
+        self.silent = True
 
     def tell(self, number: signal.Signals) -> None:
         """Sends a signal, where there is still a process to send it to."""

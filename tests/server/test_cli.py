@@ -110,6 +110,39 @@ def test_a_port_that_is_taken(serve):
     assert result.stderr == told
 
 
+@pytest.mark.parametrize(
+    "arguments", [("--env", "bandit"), ("--env", "bandit", "--workers", "2"), ("--version",), ("--list",)]
+)
+def test_an_output_that_takes_nothing(arguments):
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [*COMMAND, *arguments, "--port", "0"],
+            env=ENVIRONMENT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert result.stderr == "env_server: cannot write to stdout: No space left on device\n"
+    assert result.returncode == 2
+
+
+def test_an_output_that_nobody_reads():
+    reading, writing = os.pipe()
+    os.close(reading)
+    result = subprocess.run(
+        [*COMMAND, "--env", "bandit", "--port", "0"],
+        env=ENVIRONMENT,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    os.close(writing)
+    assert result.stderr == "env_server: cannot write to stdout: Broken pipe\n"
+    assert result.returncode == 2
+
+
 def test_version_and_list():
     assert run("--version").stdout == f"{turngym.__version__}\n"
     listed = run("--list").stdout

@@ -250,6 +250,20 @@ def test_isolation_in_workers():
         assert episodes[1].step("go").observation.startswith("1, ")
 
 
+@pytest.mark.parametrize("hang", ["sleep 600", "spin"])
+def test_sigterm_during_a_hung_turn(capfd, hang: str):
+    arguments = ("--env", "unruly_environment:Unruly", "--isolate", "all", "--splits", "all", "--grace-seconds", "0")
+    with ServerProcess(*arguments, path=HERE) as server, grpc.insecure_channel(server.address) as channel:
+        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        session = stub.Reset(pb.ResetRequest(items=[reset_item("unruly")])).outcomes[0].started.session_id
+        item = pb.StepItem(session_id=session, step_index=1, actions=[hang])
+        outcomes = stub.Step(pb.StepRequest(items=[item], max_wait_seconds=0.1)).outcomes
+        assert outcomes[0].HasField("pending")
+        server.stop()
+        assert server.process.returncode == 0
+    assert capfd.readouterr().err == ""
+
+
 def test_who_can_be_isolated():
     (spec,) = find_specs(["bandit"], ["all"])
     assert spec.isolation == Isolation()

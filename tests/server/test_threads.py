@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
+import time
+from collections.abc import Callable
 
 import pytest
 
-from turngym_server.threads import Overrun, Threads
+from turngym_server.threads import Abandoned, Overrun, Threads
 
 
 async def test_results_and_errors():
@@ -62,6 +64,52 @@ async def test_a_hung_thread_is_replaced_and_comes_back():
     await asyncio.wait_for(late.wait(), 10)
     assert await threads.run(lambda: "still", 10) == "still"
     threads.close()
+
+
+async def test_work_that_nobody_waits_for_any_more():
+    """Who was cancelled learns whether the work goes on; then, and only then, `late` is called, once."""
+    threads = Threads(1)
+    gate = threading.Event()
+    late: list[str] = []
+    ended = asyncio.Event()
+
+    def told(name: str) -> Callable[[], None]:
+        return lambda: (late.append(name), ended.set())[0]
+
+    running = asyncio.ensure_future(threads.run(lambda: gate.wait(10), late=told("running")))
+    queued = asyncio.ensure_future(threads.run(lambda: gate.wait(10), late=told("queued")))
+    await asyncio.sleep(0)
+    running.cancel()
+    queued.cancel()
+    with pytest.raises(Abandoned):
+        await running
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        await queued
+    assert not isinstance(cancelled.value, Abandoned)
+    assert late == []
+    gate.set()
+    await asyncio.wait_for(ended.wait(), 10)
+    assert await threads.run(lambda: "still", 10) == "still"
+    assert late == ["running"]
+    threads.close()
+
+
+async def test_work_done_in_the_moment_of_its_deadline():
+    """What a turn came to is not lost, nor its lock kept, because the event loop learns of both at once."""
+    threads = Threads(1)
+    late: list[str] = []
+    deadline = asyncio.ensure_future(threads.run(lambda: "done", 0.02, late=lambda: late.append("deadline")))
+    cancelled = Threads(1)
+    waiting = asyncio.ensure_future(cancelled.run(lambda: "done", late=lambda: late.append("cancelled")))
+    await asyncio.sleep(0)
+    time.sleep(0.05)  # noqa: ASYNC251  # The loop is held until the work is done and the deadline has passed.
+    asyncio.get_running_loop().call_soon(waiting.cancel)
+    with pytest.raises(Abandoned):
+        await waiting
+    assert await deadline == "done"
+    assert late == ["cancelled"]
+    threads.close()
+    cancelled.close()
 
 
 async def test_accounts_are_served_in_turn():

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import grpc
 import grpc.aio
@@ -21,8 +22,10 @@ from token_files import write_tokens
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc
 from turngym_client import Episode, EpisodeRequest, Split, connect
+from turngym_server import assignments
+from turngym_server.assignments import CallerKey, Held, caller_key
 from turngym_server.config import ServerConfig
-from turngym_server.workers import share
+from turngym_server.workers import Worker, share
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = ("--env", "third_party_environment:ThirdParty", "--env", "unruly_environment:Unruly")
@@ -374,6 +377,120 @@ async def test_workers_check_the_tokens_that_the_front_passes_on(begin, tmp_path
             one = pb.StepRequest(items=[item], max_wait_seconds=5)
             (outcome,) = (await stub.Step(one, metadata=tokens["alice"])).outcomes
             assert outcome.HasField("transition")
+
+
+async def test_nobody_makes_the_front_forget_anothers_request_ids(begin, tmp_path):
+    tokens = write_tokens(tmp_path / "tokens.toml", alice="train", bob="train")
+    process = begin("--port", "0", "--tokens", str(tmp_path / "tokens.toml"), "--splits", "train")
+    async with grpc.aio.insecure_channel(process.address) as channel:
+        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        calls = [pb.ResetRequest(items=[dice(split=pb.SPLIT_TRAIN)]) for _ in range(2)]
+        sessions = [(await stub.Reset(call, metadata=tokens["alice"])).outcomes for call in calls]
+        assert all(outcomes[0].HasField("started") for outcomes in sessions)
+        strange = pb.ResetRequest(items=[pb.ResetItem(request_id=request_id()) for _ in range(1_024)])
+        for _ in range(130):
+            for item in strange.items:
+                item.request_id = request_id()
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stub.Reset(strange)
+        await stub.Reset(strange, metadata=tokens["bob"])  # Errors, one for each item.
+        for place in (1, 0):  # Not in the order in which workers would take turns anyway.
+            assert (await stub.Reset(calls[place], metadata=tokens["alice"])).outcomes == sessions[place]
+        # Another's session under the same id is another one, and hides none.
+        for call in calls:
+            await stub.Reset(call, metadata=tokens["bob"])
+        for call, first in zip(calls, sessions, strict=True):
+            assert (await stub.Reset(call, metadata=tokens["alice"])).outcomes == first
+        assert (await stub.GetServer(pb.GetServerRequest(), metadata=tokens["bob"])).sessions == 4
+
+
+class Standing:
+    """What assignments know of a worker."""
+
+    serving = True
+
+
+def test_what_is_remembered_of_request_ids(monkeypatch):
+    monkeypatch.setattr(assignments, "CALLERS", 3)
+    monkeypatch.setattr(assignments, "IDS_OF_CALLER", 4)
+    known = assignments.Assignments()
+    worker, other = cast("tuple[Worker, Worker]", (Standing(), Standing()))
+    ids = [request_id() for _ in range(6)]
+    alice, bob = caller_key("alice", "a"), caller_key("bob", "")
+
+    def send(caller: CallerKey, each: bytes, held: Held, to: Worker = worker) -> None:
+        known.end(known.begin(caller, each, to), held)
+
+    send(alice, ids[0], Held.YES)
+    send(alice, ids[1], Held.UNKNOWN)
+    send(alice, ids[2], Held.NO)
+    assert [known.find(alice, each) for each in ids[:3]] == [worker, worker, None]
+    assert known.find(caller_key("alice", "b"), ids[0]) is None
+    send(alice, ids[0], Held.NO)  # As of an id that is used for another item.
+    assert known.find(alice, ids[0]) is worker
+    for each in ids:
+        send(bob, each, Held.YES)
+    assert [known.find(bob, each) for each in ids] == [None, None, *[worker] * 4]
+    for number in range(10):  # Whoever is not let in, or names many clients.
+        send(caller_key(f"guess {number}", ""), ids[0], Held.UNKNOWN)
+        send(caller_key("bob", f"client {number}"), ids[0], Held.YES)
+    assert known.find(alice, ids[0]) is worker
+    # While a call is under way, another with its id goes the same way; one that is refused changes nothing.
+    flights = [known.begin(alice, ids[3], worker) for _ in range(2)]
+    known.end(flights[0], Held.NO)
+    assert known.find(alice, ids[3]) is worker
+    known.end(flights[1], Held.NO)
+    assert known.find(alice, ids[3]) is None
+    worker.serving = False
+    assert known.find(alice, ids[0]) is None
+    send(alice, ids[0], Held.YES, other)
+    assert known.find(alice, ids[0]) is other
+
+
+async def test_a_silent_worker_holds_up_nothing_but_its_own(begin):
+    process = begin("--port", "0", "--max-sessions", "100")
+    async with grpc.aio.insecure_channel(process.address) as channel:
+        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        stopped = process.workers()[0]
+        os.kill(stopped, signal.SIGSTOP)
+        calls = [pb.ResetRequest(items=[dice()], max_wait_seconds=0.1) for _ in range(2)]
+        replies = await asyncio.gather(*(stub.Reset(call) for call in calls))
+        outcomes = {reply.outcomes[0].WhichOneof("outcome"): place for place, reply in enumerate(replies)}
+        assert sorted(outcomes) == ["pending", "started"]
+        awake = tag_of(replies[outcomes["started"]].outcomes[0].started.session_id)
+        held_up = calls[outcomes["pending"]]
+        info = await stub.GetServer(pb.GetServerRequest(), timeout=PATIENCE)
+        assert (info.sessions, info.max_sessions, len(info.addresses)) == (1, 50, 2)
+        for _ in range(2):
+            await stub.ListEnvironments(pb.ListEnvironmentsRequest(), timeout=PATIENCE)
+            await stub.GetEnvironment(pb.GetEnvironmentRequest(environment_id="unruly"), timeout=PATIENCE)
+            assert tag_of((await start(stub, dice())).session_id) == awake
+        # No other worker begins what the silent one may have.
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await stub.Reset(held_up, timeout=0.2)
+        assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert (await stub.Reset(held_up)).outcomes[0].HasField("pending")
+        os.kill(stopped, signal.SIGCONT)
+        while (outcome := (await stub.Reset(held_up)).outcomes[0]).HasField("pending"):
+            pass
+        assert tag_of(outcome.started.session_id) != awake
+        while len({tag_of((await start(stub, dice())).session_id) for _ in range(2)}) == 1:
+            pass
+
+
+async def test_a_full_worker_keeps_what_it_has(begin):
+    """A retry together with new items that do not fit there: they go elsewhere, it does not."""
+    process = begin("--port", "0", "--max-sessions", "4")
+    async with grpc.aio.insecure_channel(process.address) as channel:
+        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        first = pb.ResetRequest(items=[dice(), dice()])
+        given = (await stub.Reset(first)).outcomes
+        for _ in range(2):  # Whichever worker's turn it is.
+            mixed = pb.ResetRequest(items=[*first.items, dice()])
+            outcomes = (await stub.Reset(mixed)).outcomes
+            assert list(outcomes[:2]) == list(given)
+            assert tag_of(outcomes[2].started.session_id) != tag_of(given[0].started.session_id)
+        assert (await stub.GetServer(pb.GetServerRequest())).sessions == 4
 
 
 # What dies
