@@ -271,6 +271,11 @@ class AsyncClient:
         """Closes the connections. Idempotent. Sessions still open end with their leases."""
         await self._pool.close()
 
+    @property
+    def shows_token(self) -> bool:
+        """Whether a token goes with every call; then what a server says that it serves is what the token may have."""
+        return self._pool.shows_token
+
     async def server(self) -> ServerInfo:
         """What the server is, its workers together; of several addresses, one that answers."""
         patience = self._pool.patience()

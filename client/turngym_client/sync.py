@@ -188,6 +188,11 @@ class Client:
         """Closes the connections. Idempotent. Sessions still open end with their leases."""
         self._run.close(self._aio.close)
 
+    @property
+    def shows_token(self) -> bool:
+        """Whether a token goes with every call; then what a server says that it serves is what the token may have."""
+        return self._aio.shows_token
+
     def server(self) -> ServerInfo:
         """What the server is; of several addresses, one that answers."""
         return self._run(self._aio.server)

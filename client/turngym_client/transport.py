@@ -285,6 +285,10 @@ class Pool:
         self._unanswered: StatusError | None = None
         self._refresh: asyncio.Task[None] | None = None
 
+    @property
+    def shows_token(self) -> bool:
+        return bool(self._credentials.token)
+
     def patience(self) -> Patience:
         """What one operation may spend on trying."""
         return Patience(self._patience, self._closing)

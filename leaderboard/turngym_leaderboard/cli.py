@@ -1,6 +1,7 @@
 """The command `leaderboard`: evaluate agents, show records, verify them.
 
-Exit codes: 0 done; 1 a record does not stand up to `verify`; 2 what was asked for cannot be done, in one line.
+Exit codes: 0 done; 1 a record does not stand up to `verify`, or of several some cannot be shown; 2 what was asked for
+cannot be done, in one line.
 """
 
 import json
@@ -14,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from turngym_client import Limits, Split, TurngymError, connect
+from turngym_client import Client, Limits, Split, TurngymError, connect
 from turngym_leaderboard import record as records
 from turngym_leaderboard import tables
 from turngym_leaderboard.agents import Agent, AgentUnavailable
@@ -22,7 +23,7 @@ from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
 from turngym_leaderboard.evaluation import CannotEvaluate, evaluate
 from turngym_leaderboard.protocol import REFERENCE, Decoding, Protocol
 from turngym_leaderboard.record import RecordError
-from turngym_leaderboard.verify import verify
+from turngym_leaderboard.verify import verify, verify_trajectories
 
 OUT: Final = Path("runs/leaderboard")
 
@@ -69,20 +70,22 @@ def evaluate_command(
     """Plays agents between a random player and the oracle on the same held-out levels, and keeps a record."""
     console = Console()
     with _one_line_errors():
-        if temperature <= 0:
-            raise CannotEvaluate(f"--temperature {temperature:g} must be over 0; --greedy takes the most likely tokens")
-        protocol = Protocol(
-            environment=env,
-            options=_options(option or []),
-            split=split,
-            instances=instances,
-            limits=Limits(max_turns=turns, max_actions=actions, max_actions_per_turn=actions_per_turn),
-            attempts=attempts,
-            decoding=Decoding(temperature, greedy),
-            seed=seed,
-        )
+        options = _options(option or [])
+        try:
+            protocol = Protocol(
+                environment=env,
+                options=options,
+                split=split,
+                instances=instances,
+                limits=Limits(max_turns=turns, max_actions=actions, max_actions_per_turn=actions_per_turn),
+                attempts=attempts,
+                decoding=Decoding(temperature, greedy),
+                seed=seed,
+            )
+        except ValueError as error:
+            raise CannotEvaluate(str(error)) from error
         agents = [_agent(text, device=device, threads=threads) for text in agent]
-        with connect(server) as client, _progress(console) as bar:
+        with _connect(server) as client, _progress(console) as bar:
             tasks: dict[str, TaskID] = {}
 
             def progress(what: str, done: int, total: int) -> None:
@@ -116,9 +119,19 @@ def show_command(
         found = records.find(folder)
         if not found:
             raise RecordError(f"{folder} holds no records; `leaderboard evaluate` writes them")
+        bad: list[str] = []
         for place in found:
+            try:
+                record = records.load(place)
+            except RecordError as error:
+                bad.append(str(error))
+                continue
             console.rule(str(place))
-            tables.show(console, records.load(place))
+            tables.show(console, record)
+        for message in bad:
+            _tell(message)
+        if bad:
+            raise typer.Exit(1 if len(bad) < len(found) else 2)
 
 
 @app.command("verify")
@@ -131,11 +144,10 @@ def verify_command(
     with _one_line_errors():
         loaded = records.load(record)
         total = sum(episode.outcome != "unresolved" for row in loaded.rows for episode in row.episodes)
-        with connect(server) as client, _progress(console) as bar:
+        with _connect(server) as client, _progress(console) as bar:
             task = bar.add_task("replay", total=total)
             faults = verify(client, loaded, on_episodes=lambda count: bar.advance(task, count))
-    if (fault := records.trajectories_fault(record, loaded)) is not None:
-        faults.append(fault)
+        faults += verify_trajectories(record, loaded)
     for fault in faults:
         console.print(fault, soft_wrap=True, highlight=False, markup=False)
     if faults:
@@ -179,10 +191,25 @@ def _options(settings: Sequence[str]) -> dict[str, object]:
         if not key or not equals:
             raise CannotEvaluate(f"--option {setting!r}: expected key=value")
         try:
-            options[key] = json.loads(text)
+            options[key] = json.loads(text, parse_constant=_no_number)
         except json.JSONDecodeError:
             options[key] = text
+        except (ValueError, RecursionError) as error:
+            raise CannotEvaluate(f"--option {key}: {error}") from error
     return options
+
+
+def _no_number(text: str) -> NoReturn:
+    # JSON has none of these; Python would write them into a record that nobody else reads.
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _connect(server: Sequence[str]) -> Client:
+    """A client, or in one line why there can be none: an address or token that is none, or a file that is missing."""
+    try:
+        return connect(server)
+    except (ValueError, OSError) as error:
+        raise CannotEvaluate(str(error)) from error
 
 
 def _progress(console: Console) -> Progress:
@@ -204,8 +231,12 @@ def _one_line_errors() -> Generator[None]:
         _fail(str(error))
 
 
-def _fail(message: str) -> NoReturn:
+def _tell(message: str) -> None:
     typer.echo(f"leaderboard: {' '.join(message.split())}", err=True)
+
+
+def _fail(message: str) -> NoReturn:
+    _tell(message)
     raise typer.Exit(2)
 
 

@@ -74,7 +74,7 @@ def evaluate(
     """
     information = client.server()
     details = client.environment(protocol.environment, options=protocol.options, limits=protocol.limits)
-    _check_split(protocol, details, information)
+    _check_split(protocol, details, information, shows_token=client.shows_token)
     sessions = min(sessions, information.max_sessions or sessions)
     progress("levels", 0, protocol.instances)
     selection = select_instances(client, protocol, sessions=sessions)
@@ -86,12 +86,6 @@ def evaluate(
         for row in _rows(protocol, agents, also_greedy=also_greedy)
     ]
     records = _row_records(rows, selection)
-    contestants = [(row, record) for row, record in zip(rows, records, strict=True)][1:-1]
-    comparisons = [
-        comparison
-        for greedy in (False, True)
-        for comparison in summary.compare([r for row, r in contestants if row.protocol.decoding.greedy == greedy])
-    ]
     record = Record(
         created=now(),
         code=code_record(),
@@ -101,12 +95,12 @@ def evaluate(
         environment=EnvironmentRecord.of(selection),
         sessions=sessions,
         rows=records,
-        comparisons=tuple(comparisons),
+        comparisons=summary.compare_agents(records, greedy=protocol.decoding.greedy),
     )
     return Evaluation(record, tuple(_trajectories(rows)))
 
 
-def _check_split(protocol: Protocol, details: EnvironmentInfo, information: ServerInfo) -> None:
+def _check_split(protocol: Protocol, details: EnvironmentInfo, information: ServerInfo, *, shows_token: bool) -> None:
     """Raises CannotEvaluate with what to do where the server does not serve the protocol's split."""
     listed = details.splits.get(protocol.split)
     if listed is not None and listed.served:
@@ -122,6 +116,13 @@ def _check_split(protocol: Protocol, details: EnvironmentInfo, information: Serv
         raise CannotEvaluate(
             f"{what}: under these options it has too few worlds to be divided. "
             f"Play another with --split; it serves {', '.join(served) or 'none'}"
+        )
+    if shows_token:
+        # What a server tells is what the token's role may play, so its own --splits are not known here.
+        raise CannotEvaluate(
+            f"the server does not serve split {protocol.split.value} of {protocol.environment} to this token "
+            f"(served to it: {', '.join(served) or 'none'}): the token's role does not allow it, or the server was "
+            "started without it. Ask its operator for a token of role evaluate"
         )
     wanted = ",".join(dict.fromkeys([*(split.value for split in information.splits), protocol.split.value]))
     raise CannotEvaluate(

@@ -4,6 +4,7 @@ Knows the client's requests, and nothing of agents or of how episodes are played
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -33,8 +34,11 @@ class Decoding:
     greedy: bool = False
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise ValueError(f"temperature {self.temperature} must be over 0; ask for greedy instead of temperature 0")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(
+                f"temperature {self.temperature:g} must be over 0 and finite; "
+                "greedy (--greedy) takes the most likely tokens"
+            )
 
     def __str__(self) -> str:
         return "greedy" if self.greedy else f"T = {self.temperature:g}"

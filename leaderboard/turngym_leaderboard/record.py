@@ -7,6 +7,7 @@ Every episode in it can be played again from it. Knows nothing of how episodes a
 import datetime
 import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import secrets
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from turngym_client import Limits, Split
 from turngym_leaderboard import statistics
@@ -36,9 +37,10 @@ _PACKAGES: Final = (
     "transformers",
     "tokenizers",
 )
+_TOLD_OF_CHECKPOINTS: Final = ("folder", "context", "instructions", "max_response_tokens")
+"""What is shown of an agent that samples."""
 
-
-Seed = Annotated[int, PlainSerializer(str, when_used="json")]
+Seed = Annotated[int, Field(ge=0, lt=1 << 64), PlainSerializer(str, when_used="json")]
 """Written as a decimal string: JSON's readers keep 53 bits of a number, and a seed has 64."""
 
 
@@ -147,6 +149,11 @@ class ProtocolRecord(Model):
     greedy: bool
     seed: int
 
+    @model_validator(mode="after")
+    def _is_a_protocol(self) -> Self:
+        self.protocol()
+        return self
+
     @classmethod
     def of(cls, protocol: Protocol) -> Self:
         return cls(
@@ -210,6 +217,12 @@ class EnvironmentRecord(Model):
     limits: LimitsRecord
     draws: int
     instances: tuple[InstanceRecord, ...]
+
+    @model_validator(mode="after")
+    def _has_options(self) -> Self:
+        if not isinstance(json.loads(self.options_json), dict):
+            raise ValueError(f"options_json is {self.options_json!r}; expected a JSON object")  # noqa: TRY004 — pydantic's
+        return self
 
     @classmethod
     def of(cls, selection: Selection) -> Self:
@@ -323,6 +336,16 @@ class RowRecord(Model):
     statistics: Statistics | None
     episodes: tuple[EpisodeRecord, ...]
 
+    @model_validator(mode="after")
+    def _is_described(self) -> Self:
+        told = self.description
+        if told.get("kind") == "checkpoint" and (missing := [key for key in _TOLD_OF_CHECKPOINTS if key not in told]):
+            raise ValueError(f"the description of checkpoint {self.agent!r} lacks {', '.join(missing)}")
+        epoch = told.get("trained_split_epoch", "0")
+        if not epoch.isdecimal():
+            raise ValueError(f"trained_split_epoch of {self.agent!r} is {epoch!r}; expected a number")
+        return self
+
 
 class Comparison(Model):
     """Success of row `second` less that of row `first` on the same instances; see `statistics.Difference`.
@@ -373,8 +396,8 @@ class Record(Model):
     server_version: str
     protocol: ProtocolRecord
     environment: EnvironmentRecord
-    sessions: int
-    rows: tuple[RowRecord, ...]
+    sessions: int = Field(ge=1)
+    rows: tuple[RowRecord, ...] = Field(min_length=1)
     comparisons: tuple[Comparison, ...]
     trajectories: FileRecord | None = None
 

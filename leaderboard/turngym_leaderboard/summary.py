@@ -95,6 +95,20 @@ def summarise(episodes: Sequence[EpisodeRecord], floor: Reference, ceiling: Refe
     )
 
 
+def compare_agents(rows: Sequence[RowRecord], *, greedy: bool) -> tuple[Comparison, ...]:
+    """The comparisons of a record: of the rows between the scripted ones, those sampled and those greedy apart.
+
+    Args:
+        greedy: the protocol's; then every row is greedy.
+    """
+    contestants = [(row, greedy or row.decoding == "greedy") for row in rows[1:-1]]
+    return tuple(
+        comparison
+        for side in (False, True)
+        for comparison in compare([row for row, is_greedy in contestants if is_greedy == side])
+    )
+
+
 def compare(rows: Sequence[RowRecord]) -> tuple[Comparison, ...]:
     """Every pair of rows, later less earlier, on the instances whose attempts are all resolved in both.
 

@@ -119,7 +119,7 @@ def table(record: Record) -> RenderableType:
         "truncated\nepisodes",
         "tokens",
     ):
-        drawn.add_column(heading, justify="right")
+        drawn.add_column(heading, justify="right", overflow="fold")
     for row in record.rows:
         drawn.add_row(_name(row), *_cells(row.statistics))
     several = [row for row in record.rows if row.statistics is not None and row.statistics.pass_at]

@@ -6,8 +6,15 @@ import subprocess
 import sys
 
 import pytest
+from server_process import ServerProcess
+from typer.testing import CliRunner
 
+from turngym_client import Split, connect
 from turngym_leaderboard import record as records
+from turngym_leaderboard.cli import app
+from turngym_leaderboard.evaluation import CannotEvaluate, evaluate
+from turngym_leaderboard.protocol import Protocol
+from turngym_server.tokens import digest_of, new_token
 
 
 def leaderboard(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -89,3 +96,110 @@ def test_show_without_records(tmp_path):
     done = leaderboard("show", str(tmp_path))
     assert done.returncode == 2
     assert "holds no records" in done.stderr
+
+
+def invoke(*arguments):
+    """The command in this process, where nothing but its words matters."""
+    result = CliRunner().invoke(app, arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--temperature", "nan"], "temperature nan must be over 0 and finite"),
+        (["--temperature", "inf"], "temperature inf must be over 0 and finite"),
+        (["--temperature", "-1"], "temperature -1 must be over 0 and finite"),
+        (["--turns", str(1 << 64)], "max_turns"),
+        (["--option", "slip=NaN"], "--option slip: NaN is no number of JSON"),
+        (["--option", "slip=[-Infinity]"], "--option slip: -Infinity is no number of JSON"),
+        (["--server", "localhost"], "expected host:port, got 'localhost'"),
+        (["--server", "localhost:port"], "expected host:port, got 'localhost:port'"),
+    ],
+)
+def test_what_no_server_need_be_asked_for(tmp_path, arguments, message):
+    asked = ("evaluate", "--agent", "random", "--env", "sokoban", "--out", str(tmp_path))
+    result = invoke(*asked, *(() if "--server" in arguments else ("--server", "localhost:1")), *arguments)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert message in line
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def kept(server, tmp_path_factory):
+    """The folder of a small record."""
+    with connect(server) as client:
+        evaluation = evaluate(client, Protocol(environment="frozen_lake", split=Split.HELD_OUT, instances=2), [])
+    return records.save(evaluation.record, evaluation.trajectories, tmp_path_factory.mktemp("kept"))
+
+
+def spoil(tree):
+    tree["protocol"]["temperature"] = None
+
+
+def tell_no_folder(tree):
+    tree["rows"][0]["description"] = {"kind": "checkpoint"}
+
+
+def ask_for_what_is_no_protocol(tree):
+    tree["protocol"]["split"] = "secret"
+
+
+def ask_for_no_temperature(tree):
+    tree["protocol"]["temperature"] = -1.0
+
+
+def hold_no_options(tree):
+    tree["environment"]["options_json"] = "{"
+
+
+def hold_no_rows(tree):
+    tree["rows"] = []
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [spoil, tell_no_folder, ask_for_what_is_no_protocol, ask_for_no_temperature, hold_no_options, hold_no_rows],
+)
+def test_a_bad_record_is_named_and_the_others_are_shown(kept, tmp_path, harm):
+    tree = json.loads((kept / records.RECORD).read_text())
+    for name in ("1", "3"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / records.RECORD).write_text(json.dumps(tree))
+    harm(tree)
+    bad = tmp_path / "2"
+    bad.mkdir()
+    (bad / records.RECORD).write_text(json.dumps(tree))
+    shown = invoke("show", str(tmp_path))
+    assert shown.exit_code == 1
+    assert shown.stdout.count("2 distinct worlds") == 2
+    (line,) = shown.stderr.splitlines()
+    assert line.startswith(f"leaderboard: {bad / records.RECORD} is no record of schema 1: ")
+    assert invoke("show", str(bad)).exit_code == 2
+
+
+def test_verify_holds_rows_against_the_trajectories(server, kept, tmp_path):
+    tree = json.loads((kept / records.RECORD).read_text())
+    tree["rows"][0]["agent"] = "mine"
+    (tmp_path / records.RECORD).write_text(json.dumps(tree))
+    (tmp_path / records.TRAJECTORIES).write_bytes((kept / records.TRAJECTORIES).read_bytes())
+    verified = invoke("verify", str(tmp_path), "--server", server)
+    assert verified.exit_code == 1
+    assert "trajectories.jsonl holds 2 episodes of 'random', but the record has no row of that name" in verified.stdout
+
+
+def test_a_split_that_a_tokens_role_may_not_play_is_not_the_servers_splits(tmp_path):
+    token = new_token("alice")
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(f'[alice]\nrole = "train"\nsha256 = "{digest_of(token).hex()}"\n')
+    tokens.chmod(0o600)
+    arguments = ("--env", "sokoban", "--splits", "train,held_out", "--tokens", str(tokens))
+    with (
+        ServerProcess(*arguments) as running,
+        connect(running.address, token=token) as client,
+        pytest.raises(CannotEvaluate, match="the token's role does not allow it") as refused,
+    ):
+        evaluate(client, Protocol(), [])
+    assert "--splits" not in str(refused.value)

@@ -1,12 +1,14 @@
 """Evaluations against a real server: what is played, whose fault is whose, what is kept, and whether it stands."""
 
 import dataclasses
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from rich.console import Console
 from server_process import ServerProcess
 
 from turngym_client import Limits, Split, TurngymError, connect
@@ -17,7 +19,7 @@ from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
 from turngym_leaderboard.evaluation import CannotEvaluate, evaluate
 from turngym_leaderboard.protocol import REFERENCE, Decoding, Protocol, select_instances
 from turngym_leaderboard.runner import play
-from turngym_leaderboard.verify import verify
+from turngym_leaderboard.verify import verify, verify_trajectories
 
 SMALL = dataclasses.replace(REFERENCE, instances=24)
 
@@ -380,3 +382,77 @@ def test_a_record_that_lost_an_episode_does_not_stand(client, evaluation):
         update={"rows": (evaluation.record.rows[0], row.model_copy(update={"episodes": row.episodes[1:]}))}
     )
     assert any("one for each instance and attempt" in fault for fault in verify(client, record))
+
+
+def row_changed(index: int, **changes):
+    def change(record: records.Record) -> records.Record:
+        rows = list(record.rows)
+        rows[index] = rows[index].model_copy(update=changes)
+        return record.model_copy(update={"rows": tuple(rows)})
+
+    return change
+
+
+def instance_changed(**changes):
+    def change(record: records.Record) -> records.Record:
+        first, *others = record.environment.instances
+        instances = (first.model_copy(update=changes), *others)
+        return record.model_copy(update={"environment": record.environment.model_copy(update={"instances": instances})})
+
+    return change
+
+
+def row_removed(record: records.Record) -> records.Record:
+    return record.model_copy(update={"rows": (record.rows[0], *record.rows[2:])})
+
+
+def comparison_changed(record: records.Record) -> records.Record:
+    [comparison] = record.comparisons
+    return record.model_copy(update={"comparisons": (comparison.model_copy(update={"p_value": 1e-9}),)})
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (row_changed(0, agent="mine"), "the first row is 'mine', but every record's is 'random'"),
+        (row_changed(-1, agent="mine", description={"kind": "checkpoint"}), "the last row is 'mine'"),
+        (row_changed(0, description={"kind": "checkpoint"}), "random: its description says kind 'checkpoint'"),
+        (row_changed(-1, description={"kind": "checkpoint"}), "oracle: its description says kind 'checkpoint'"),
+        (row_changed(1, description={"kind": "scripted"}), "up: its description says kind 'scripted'"),
+        (row_changed(1, agent="around"), "2 rows are called 'around'"),
+        (row_changed(1, decoding="T = 7"), "up: decoding 'T = 7'"),
+        (row_changed(1, statistics=None), "up: it has 24 episodes and no statistics"),
+        (instance_changed(level_seed=5), "instance of draw 0: its level_seed"),
+        (instance_changed(world_id="00" * 16), "instance of draw 0: its world_id"),
+        (comparison_changed, "the comparisons are not those"),
+        (row_removed, "the comparisons are not those"),
+    ],
+)
+def test_each_tampering_with_what_was_played_is_named(client, evaluation, change, found, monkeypatch):
+    monkeypatch.setattr("turngym_leaderboard.verify._replay", lambda *arguments: ())
+    faults = verify(client, change(evaluation.record))
+    assert any(fault.startswith(found) for fault in faults), faults
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (row_changed(1, agent="mine"), "mine: trajectories.jsonl holds no episode of an agent of that name"),
+        (row_removed, "trajectories.jsonl holds 24 episodes of 'up', but the record has no row of that name"),
+        (lambda record: tampered(record, tokens=1), "up, draw 0, attempt 0: tokens: not as trajectories.jsonl"),
+        (lambda record: tampered(record, attempt=1), "up: its 24 episodes are not the 24"),
+    ],
+)
+def test_rows_are_held_against_the_trajectories(evaluation, tmp_path, change, found):
+    folder = records.save(evaluation.record, evaluation.trajectories, tmp_path)
+    record = records.load(folder)
+    assert verify_trajectories(folder, record) == verify_trajectories(folder / records.RECORD, record) == []
+    faults = verify_trajectories(folder, change(record))
+    assert any(fault.startswith(found) for fault in faults), faults
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_narrow_table_folds(evaluation, width):
+    console = Console(width=width, file=io.StringIO())
+    tables.show(console, evaluation.record)
+    assert "…" not in console.file.getvalue()

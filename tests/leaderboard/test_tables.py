@@ -17,12 +17,12 @@ from turngym_leaderboard.record import (
 
 def record(**description: str) -> Record:
     row = RowRecord(agent="mine", description=description, decoding="T = 1", statistics=None, episodes=())
-    return Record(
+    kept = Record(
         created="2026-01-01T00:00:00+00:00",
         code=CodeRecord(commit=None, modified=None, python="", platform="", packages={}),
         server=(),
         server_version="",
-        protocol=ProtocolRecord.of(REFERENCE).model_copy(update={"instances": 0}),
+        protocol=ProtocolRecord.of(REFERENCE),
         environment=EnvironmentRecord(
             version="1.0",
             split_epoch=2,
@@ -35,6 +35,8 @@ def record(**description: str) -> Record:
         rows=(row,),
         comparisons=(),
     )
+    # As many instances as there are, so that nothing is said of them.
+    return kept.model_copy(update={"protocol": kept.protocol.model_copy(update={"instances": 0})})
 
 
 @pytest.mark.parametrize(
