@@ -1,13 +1,17 @@
 """The command line: what it says, and how it refuses."""
 
+import io
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from turngym_trainer import cli
 from turngym_trainer.cli import app
 from turngym_trainer.metrics import read_metrics
+from turngym_trainer.settings import settings_table
 
 TINY_RUN = [
     "run.iterations=1",
@@ -74,6 +78,8 @@ def test_refusals_say_what_is_wrong(arguments, message, tmp_path, monkeypatch):
         (["policy.model=org/model"], ["no policy at org/model", "a folder with config.json and *.safetensors"]),
         (["environment.id=sokobann"], ["sokoban"]),
         (["environment.options={nope = 1}"], ["nope"]),
+        (["run.server=localhost"], ["expected host:port, got 'localhost'"]),
+        (["run.folder=/proc/x"], ["/proc/x cannot be written: "]),
         (["environment.id=bandit"], ["bandit: split train", "environment.split=all and validation.split=all"]),
     ],
     ids=lambda value: " ".join(value) if "=" in value[0] else None,
@@ -111,4 +117,13 @@ def test_a_server_that_does_not_answer_is_named_while_it_is_waited_for(tmp_path)
 def test_settings_are_listed():
     result = invoke("settings")
     assert result.exit_code == 0
-    assert "rollout.groups" in result.output
+    # Not on a terminal: a line each, whatever its width would be.
+    assert [line.split()[0] for line in result.output.splitlines()] == [key for key, _, _ in settings_table()]
+
+
+def test_settings_are_whole_on_a_terminal(monkeypatch):
+    monkeypatch.setattr(cli, "console", Console(width=80, force_terminal=True, color_system=None, file=io.StringIO()))
+    cli.settings_command()
+    shown = cli.console.file.getvalue()
+    assert "…" not in shown
+    assert all(key in shown for key, _, _ in settings_table())

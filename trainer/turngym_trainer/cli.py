@@ -9,15 +9,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
-from turngym_client import Split, TurngymError, connect
+from turngym_client import Split, TurngymError
 from turngym_trainer.checkpoint import TRAINING, CheckpointError, read_state
 from turngym_trainer.evaluate import choose_levels, evaluate
 from turngym_trainer.metrics import Number
 from turngym_trainer.policy import PolicyError, load_policy
 from turngym_trainer.settings import PRESETS, ConfigError, load_config, settings_table
-from turngym_trainer.start import served_environment
+from turngym_trainer.start import connected, served_environment
 from turngym_trainer.train import RunError, resumable, train
 from turngym_trainer.warm_start import REPORT, Check, WarmStartError, warm_start
 
@@ -53,7 +54,7 @@ def train_command(
                     console.print(f"iteration {iteration} of {settings.run.iterations}: {now}", highlight=False)
 
             last = train(settings, resume=resume is not None, observe=observe)
-    except (ConfigError, PolicyError, RunError, CheckpointError, TurngymError) as error:
+    except (ConfigError, PolicyError, RunError, CheckpointError, TurngymError, OSError) as error:
         _fail(str(error))
     console.print(f"Last checkpoint: {last}\nMetrics: {Path(settings.run.folder) / 'metrics.jsonl'}", highlight=False)
 
@@ -73,7 +74,7 @@ def warm_start_command(preset: PresetOption = None, config: FileOption = None, s
                     console.print(f"step {check.step}: {now}", highlight=False)
 
             result = warm_start(settings, observe=observe)
-    except (ConfigError, PolicyError, WarmStartError, TurngymError) as error:
+    except (ConfigError, PolicyError, WarmStartError, TurngymError, OSError) as error:
         _fail(str(error))
     ended = "reached" if result.reached else "was not reached"
     target = f"sampled success of {settings.warm_start.target_success:.0%} {ended}"
@@ -94,15 +95,15 @@ def eval_command(
         settings = load_config(preset=preset, file=config, settings=set_ or [], base=_made_with(checkpoint))
         split = Split(settings.validation.split)
         policy = load_policy(str(checkpoint), device=settings.run.device, dtype=settings.policy.dtype)
-        with connect(list(settings.run.server)) as client:
+        with connected(settings) as client:
             served_environment(client, settings, {split})
             levels = choose_levels(client, settings.environment, split, run_seed=settings.run.seed, count=episodes)
             result = evaluate(policy, client, settings, levels, split=split, greedy=greedy)
-    except (ConfigError, CheckpointError, TurngymError, RuntimeError, ValueError) as error:
+    except (ConfigError, CheckpointError, TurngymError, RuntimeError, ValueError, OSError) as error:
         _fail(str(error))
     table = Table(title=f"{checkpoint} on {settings.environment.id}, split {split.value}")
     for column in ("episodes", "success", "95 % interval", "return", "valid format", "valid action", "lost"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", overflow="fold")
     table.add_row(
         str(result.episodes),
         f"{result.success:.1%}",
@@ -118,9 +119,19 @@ def eval_command(
 @app.command("settings")
 def settings_command() -> None:
     """Lists every setting with its default."""
-    table = Table("setting", "default", "meaning")
-    for key, default, meaning in settings_table():
-        table.add_row(key, default, meaning)
+    rows = list(settings_table())
+    longest = max(len(key) for key, _, _ in rows)
+    if not console.is_terminal:
+        for key, default, meaning in rows:
+            typer.echo(f"{key:<{longest}}  {default or '-'}  {meaning}")
+        return
+    table = Table()
+    # Names are copied from here: they stay whole while there is room for anything beside them.
+    table.add_column("setting", overflow="fold", no_wrap=console.width >= longest + 30)
+    table.add_column("default", overflow="fold")
+    table.add_column("meaning", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
     console.print(table)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from turngym_client import Client, EpisodeRequest, Split, connect
+from turngym_client import Client, EpisodeRequest, Split
 from turngym_trainer import seeds
 from turngym_trainer.advantage import ADVANTAGES, Episodes, whiten
 from turngym_trainer.batch import lay_out
@@ -42,7 +42,7 @@ from turngym_trainer.reward import lay_on_rows, turn_rewards
 from turngym_trainer.rollout import Planned, Rollout, Sampling, collect
 from turngym_trainer.settings import changed_keys, config_from_tree, config_tree, load_config, to_toml
 from turngym_trainer.signals import episode_signals, explained_variance, smooth, token_signals
-from turngym_trainer.start import served_environment
+from turngym_trainer.start import connected, served_environment, take_folder
 from turngym_trainer.trajectory import Trajectory
 from turngym_trainer.update import Learner, Lesson, Place
 
@@ -114,7 +114,7 @@ def train(config: Config, *, resume: bool = False, observe: Observer = lambda me
         RunError: the folder holds a run and `resume` is False, or holds none and it is True; settings changed; or an
             iteration lost all its episodes.
         PolicyError: the policy cannot be loaded.
-        ConfigError: a split is not served.
+        ConfigError: a split is not served, an address is none, or the folder cannot be written.
         CheckpointError: the newest checkpoint cannot be used, or not with this environment.
         TurngymError: the server cannot be used.
 
@@ -377,7 +377,7 @@ def _open_run(config: Config, *, resume: bool) -> Generator[Run]:
     state = read_state(newest) if newest else None
     _set_threads(config, state)
     policy = _load(str(newest) if newest else config.policy.model, config)
-    with connect(list(config.run.server)) as client:
+    with connected(config) as client:
         splits = {Split(config.environment.split)}
         if config.validation.every:
             splits.add(Split(config.validation.split))
@@ -427,7 +427,7 @@ def _check_folder(folder: Path, config: Config, *, resume: bool) -> None:
 
 def _write_config(folder: Path, config: Config) -> None:
     """Takes the folder for this run, and keeps the settings in it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    take_folder(folder)
     aside = folder / f".{CONFIG}"
     aside.write_text(to_toml(config), encoding="utf-8")
     aside.replace(folder / CONFIG)

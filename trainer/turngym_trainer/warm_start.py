@@ -17,7 +17,7 @@ from typing import Final, cast
 import numpy as np
 import torch
 
-from turngym_client import Advice, Client, Episode, EpisodeRequest, Split, connect
+from turngym_client import Advice, Client, Episode, EpisodeRequest, Split
 from turngym_trainer import seeds
 from turngym_trainer.batch import Batch
 from turngym_trainer.config import Config
@@ -26,7 +26,7 @@ from turngym_trainer.evaluate import choose_levels, context_of, environment_limi
 from turngym_trainer.logprobs import Scorer, micro_batches
 from turngym_trainer.policy import Policy, load_policy
 from turngym_trainer.settings import config_tree
-from turngym_trainer.start import served_environment
+from turngym_trainer.start import connected, served_environment, take_folder
 from turngym_trainer.trajectory import Row
 
 REPORT: Final = "warm_start.json"
@@ -87,7 +87,7 @@ def warm_start(config: Config, *, observe: Callable[[Check], None] = lambda chec
     Raises:
         WarmStartError: the folder is taken, or the oracle demonstrated nothing.
         PolicyError: the policy cannot be loaded.
-        ConfigError: a split is not served.
+        ConfigError: a split is not served, an address is none, or the folder cannot be written.
         TurngymError: the server cannot be used, or the environment has no oracle.
     """
     folder = Path(config.run.folder)
@@ -99,13 +99,14 @@ def warm_start(config: Config, *, observe: Callable[[Check], None] = lambda chec
     settings = config.warm_start
     policy = load_policy(config.policy.model, device=config.run.device, dtype=config.policy.dtype, seed=config.run.seed)
     checks: list[Check] = []
-    with connect(list(config.run.server)) as client:
+    with connected(config) as client:
         split = Split(config.validation.split)
         served_environment(client, config, {Split(config.environment.split), split})
         rows = demonstrate(policy, client, config)
         levels = choose_levels(
             client, config.environment, split, run_seed=config.run.seed, count=settings.check_episodes
         )
+        take_folder(folder)
         trainer = _Trainer(policy, rows, config)
         while trainer.step < settings.max_steps:
             loss = trainer.train(min(settings.check_every, settings.max_steps - trainer.step))
