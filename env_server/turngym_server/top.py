@@ -184,10 +184,10 @@ def _errors(window: Window) -> Table | None:
 
 
 def _table(*columns: str) -> Table:
-    """A table whose first column is a name, and whose other columns are numbers."""
+    """A table whose first column is a name, and whose other columns are numbers; where it is narrow, they fold."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for position, column in enumerate(columns):
-        table.add_column(column, justify="right" if position else "left", no_wrap=True)
+        table.add_column(column, justify="right" if position else "left", overflow="fold")
     return table
 
 

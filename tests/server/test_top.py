@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import math
 import os
 import pty
@@ -11,13 +12,14 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 from sample_environments import DICE, FAULTY
 from server_process import ServerProcess
 from serving import serving, start, step
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.snapshot import Window, quantile, read
-from turngym_server.top import metrics_url
+from turngym_server.top import metrics_url, render
 
 BEFORE = """
 turngym_build_info{version="9.9",worker="0"} 1.0
@@ -78,6 +80,14 @@ def test_quantiles_at_the_edges():
 def test_what_is_no_server_of_turngym(text):
     with pytest.raises(ValueError):
         read(text, 0.0)
+
+
+def test_a_narrow_terminal_folds():
+    console = Console(width=80, file=io.StringIO())
+    console.print(render("http://host:1/metrics", Window(read(BEFORE, 50.0), read(AFTER, 52.0))))
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    assert all(word in shown for word in ("dice", "lake", "RPC", "p50", "p99"))
 
 
 def test_addresses():
