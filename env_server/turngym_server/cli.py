@@ -13,12 +13,13 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, cast
+from typing import Annotated, Final
 
 import typer
 
 import turngym
 from turngym_server import lifecycle, logs
+from turngym_server.command import run_command
 from turngym_server.config import DEFAULT_SPLITS, ServerConfig
 from turngym_server.discovery import ALL, find_specs
 from turngym_server.environment import EnvironmentSpec
@@ -30,9 +31,6 @@ from turngym_server.server import Server
 from turngym_server.splits import Split
 from turngym_server.workers import Order
 
-USAGE_ERROR: Final = 2
-UsageError: Final = cast("type[Exception]", typer.BadParameter.__bases__[0])
-"""What typer raises for wrong arguments. Depending on its release it is click's, or that of a copy of click."""
 LONGEST_LEASE: Final = 31_536_000.0
 """A year, in seconds."""
 _DEFAULTS: Final = ServerConfig(port=50_051)
@@ -281,19 +279,11 @@ def _option_value(text: str) -> object:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command; on a wrong argument prints one line and exits with status 2."""
-    try:
-        app(args=None if arguments is None else list(arguments), standalone_mode=False)
-    except UsageError as error:
-        _exit(str(getattr(error, "format_message", error.__str__)()))
-    except OSError as error:
-        _exit(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except ValueError as error:
-        _exit(str(error))
+    run_command(app, "env_server", arguments, told=_told)
 
 
-def _exit(message: str) -> None:
-    print(f"env_server: {' '.join(message.split())}", file=sys.stderr)
-    raise SystemExit(USAGE_ERROR)
+def _told(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,13 @@
 
 import base64
 import secrets
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from turngym_server.cli import USAGE_ERROR, UsageError
+from turngym_server.command import run_command
 from turngym_server.private_file import write_private
 from turngym_server.sealed import KEY_BYTES
 
@@ -27,17 +26,7 @@ def make(file: Annotated[Path, typer.Argument(help="The file to make; there must
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command; on a wrong argument prints one line and exits with status 2."""
-    try:
-        app(args=None if arguments is None else list(arguments), standalone_mode=False)
-    except UsageError as error:
-        _exit(str(getattr(error, "format_message", error.__str__)()))
-    except (OSError, ValueError) as error:
-        _exit(str(error))
-
-
-def _exit(message: str) -> None:
-    print(f"env_server_seal_key: {' '.join(message.split())}", file=sys.stderr)
-    raise SystemExit(USAGE_ERROR)
+    run_command(app, "env_server_seal_key", arguments)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from turngym_server.cli import USAGE_ERROR, UsageError
+from turngym_server.command import run_command
 from turngym_server.quotas import (
     MAX_BYTES_PER_SECOND,
     MAX_REQUESTS_PER_SECOND,
@@ -86,17 +86,7 @@ def _append(file: Path, section: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command; on a wrong argument prints one line and exits with status 2."""
-    try:
-        app(args=None if arguments is None else list(arguments), standalone_mode=False)
-    except UsageError as error:
-        _exit(str(getattr(error, "format_message", error.__str__)()))
-    except (OSError, ValueError) as error:
-        _exit(str(error))
-
-
-def _exit(message: str) -> None:
-    print(f"env_server_token: {' '.join(message.split())}", file=sys.stderr)
-    raise SystemExit(USAGE_ERROR)
+    run_command(app, "env_server_token", arguments)
 
 
 if __name__ == "__main__":

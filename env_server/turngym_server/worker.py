@@ -3,16 +3,15 @@
 import asyncio
 import os
 import sys
-from typing import Final, TextIO
+from typing import TextIO
 
 from turngym_server import lifecycle, logs
+from turngym_server.command import USAGE_ERROR
 from turngym_server.discovery import find_specs
 from turngym_server.host import EnvironmentHost
 from turngym_server.lifeline import die_with_parent
 from turngym_server.server import Server
 from turngym_server.workers import Order, Report
-
-USAGE_ERROR: Final = 2
 
 
 def main() -> None:

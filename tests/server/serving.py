@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc
 from turngym_server.config import ServerConfig
+from turngym_server.conformance.expect import CODES
 from turngym_server.environment import EnvironmentSpec
 from turngym_server.host import EnvironmentHost
 from turngym_server.server import Server
@@ -105,7 +106,7 @@ def reason(outcome) -> str:
     status = outcome if isinstance(outcome, status_pb2.Status) else outcome.error
     assert status.code, outcome
     name = details(status)[0].reason
-    assert grpc.StatusCode[STATUS[name]].value[0] == status.code
+    assert grpc.StatusCode[CODES[name]].value[0] == status.code
     return name
 
 
@@ -118,31 +119,3 @@ def call_status(error: grpc.aio.AioRpcError) -> status_pb2.Status:
     assert status.code == error.code().value[0]
     assert status.message == error.details()
     return status
-
-
-STATUS = {
-    "UNAUTHENTICATED": "UNAUTHENTICATED",
-    "NOT_PERMITTED": "PERMISSION_DENIED",
-    "UNKNOWN_ENVIRONMENT": "NOT_FOUND",
-    "SESSION_EXPIRED": "NOT_FOUND",
-    "SESSION_UNKNOWN": "NOT_FOUND",
-    "INVALID_ITEM": "INVALID_ARGUMENT",
-    "INVALID_OPTIONS": "INVALID_ARGUMENT",
-    "REQUEST_ID_REUSED": "INVALID_ARGUMENT",
-    "WRONG_STEP_INDEX": "FAILED_PRECONDITION",
-    "EPISODE_ENDED": "FAILED_PRECONDITION",
-    "STEP_RUNNING": "FAILED_PRECONDITION",
-    "VERSION_MISMATCH": "FAILED_PRECONDITION",
-    "NOT_REPLAYABLE": "FAILED_PRECONDITION",
-    "DIGEST_MISMATCH": "FAILED_PRECONDITION",
-    "NO_SUCH_INSTANCE": "FAILED_PRECONDITION",
-    "SEALED": "FAILED_PRECONDITION",
-    "NO_ORACLE": "FAILED_PRECONDITION",
-    "SPLIT_NOT_SERVED": "PERMISSION_DENIED",
-    "SESSION_LIMIT": "RESOURCE_EXHAUSTED",
-    "QUOTA_EXCEEDED": "RESOURCE_EXHAUSTED",
-    "DRAINING": "UNAVAILABLE",
-    "ENVIRONMENT_FAILED": "INTERNAL",
-    "STEP_DEADLINE": "DEADLINE_EXCEEDED",
-}
-"""The contract's table, from the head of environment.proto."""
