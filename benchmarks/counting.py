@@ -19,15 +19,15 @@ import measure
 import sleeper  # noqa: F401  # Registers the environment.
 
 from turngym.v1 import environment_pb2 as pb
-from turngym_server.call import Call
 from turngym_server.config import ServerConfig
-from turngym_server.counts import Histogram
 from turngym_server.environment import REGISTRY
 from turngym_server.host import EnvironmentHost
 from turngym_server.listening import SERVICE
-from turngym_server.service import EnvironmentService
-from turngym_server.session import Session
+from turngym_server.rpc.call import Call
+from turngym_server.rpc.service import EnvironmentService
+from turngym_server.sessions.session import Session
 from turngym_server.splits import Split
+from turngym_server.watching.counts import Histogram
 
 CALLS = {1: 2_000, 64: 100}
 """Calls of each measurement, by the number of their items."""

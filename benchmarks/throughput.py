@@ -185,7 +185,16 @@ def peer_python() -> str:
 
 def new_token(file: Path) -> str:
     """A token of role `train`, whose entry goes to `file`."""
-    command = [sys.executable, "-m", "turngym_server.new_token", "benchmark", "--role", "train", "--file", str(file)]
+    command = [
+        sys.executable,
+        "-m",
+        "turngym_server.access.new_token",
+        "benchmark",
+        "--role",
+        "train",
+        "--file",
+        str(file),
+    ]
     made = subprocess.run(command, capture_output=True, text=True, check=True)
     return made.stdout.strip()
 

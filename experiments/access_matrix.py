@@ -30,7 +30,7 @@ import grpc.aio
 import turngym
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc
-from turngym_server import new_token
+from turngym_server.access import new_token
 from turngym_server.config import ServerConfig
 from turngym_server.discovery import load_own
 from turngym_server.environment import REGISTRY

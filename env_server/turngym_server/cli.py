@@ -18,18 +18,19 @@ from typing import Annotated, Final
 import typer
 
 import turngym
-from turngym_server import lifecycle, logs
+from turngym_server import lifecycle
+from turngym_server.access.sealed import read_seal_key
 from turngym_server.command import run_command
 from turngym_server.config import DEFAULT_SPLITS, ServerConfig
 from turngym_server.discovery import ALL, find_specs
 from turngym_server.environment import EnvironmentSpec
-from turngym_server.front import Front
 from turngym_server.host import EnvironmentHost, did_you_mean, nearest
-from turngym_server.logs import LogFormat
-from turngym_server.sealed import read_seal_key
+from turngym_server.processes.front import Front
+from turngym_server.processes.workers import Order
 from turngym_server.server import Server
 from turngym_server.splits import Split
-from turngym_server.workers import Order
+from turngym_server.watching import logs
+from turngym_server.watching.logs import LogFormat
 
 LONGEST_LEASE: Final = 31_536_000.0
 """A year, in seconds."""

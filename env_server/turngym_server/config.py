@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from turngym_server.sealed import SealKey
+from turngym_server.access.sealed import SealKey
 from turngym_server.splits import Split
 
 DEFAULT_SPLITS: Final = frozenset({Split.TRAIN, Split.VALIDATION})
@@ -29,8 +29,8 @@ class ServerConfig:
         worker_port: of the first worker, the others follow; None: those after `port`, or free ones where that is 0.
         tag: begins every session id; "": one is drawn.
         front_socket: path of a unix socket that is answered too; "": none.
-        tokens: file of the tokens that callers need; see `turngym_server.tokens`. None: whoever reaches the port may
-            do everything.
+        tokens: file of the tokens that callers need; see `turngym_server.access.tokens`. None: whoever reaches the
+            port may do everything.
         tls_cert: PEM file of the certificate chain that the server shows, tls_key: of its key. None: no TLS.
         client_ca: PEM file of the authorities that clients' certificates must be signed by; None: they need none.
         insecure: serve other machines without tokens or in the clear.

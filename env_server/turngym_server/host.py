@@ -17,7 +17,8 @@ from typing import Any, Final, cast
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from turngym_server.digest import canonical_json, first_digest
+from turngym_server.access.roles import Role
+from turngym_server.access.sealed import Seal
 from turngym_server.environment import (
     LEVELS_OPTION,
     Catalogue,
@@ -28,9 +29,8 @@ from turngym_server.environment import (
     Options,
     Start,
 )
-from turngym_server.episode import Episode, NoiseSegment, Turn, checked_observation, finite_metrics
 from turngym_server.errors import ItemError, Reason
-from turngym_server.isolation import Isolator
+from turngym_server.processes.isolation import Isolator
 from turngym_server.reference import (
     LEAST_HELD_OUT_WORLDS,
     NOTHING,
@@ -39,8 +39,8 @@ from turngym_server.reference import (
     read_reference,
 )
 from turngym_server.rng import LEVEL_STREAM, Rng
-from turngym_server.roles import Role
-from turngym_server.sealed import Seal
+from turngym_server.sessions.digest import canonical_json, first_digest
+from turngym_server.sessions.episode import Episode, NoiseSegment, Turn, checked_observation, finite_metrics
 from turngym_server.splits import HELD_OUT_SHARE, Split, split_of, world_id
 
 MAX_DRAWS: Final = 1_000

@@ -9,9 +9,9 @@ import grpc
 import grpc.aio
 
 from turngym.v1 import environment_pb2 as pb
+from turngym_server.access.exposure import check_exposure, server_credentials
 from turngym_server.address import check_free
 from turngym_server.config import ServerConfig
-from turngym_server.exposure import check_exposure, server_credentials
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 REFLECTED: Final = (SERVICE, "grpc.health.v1.Health")

@@ -17,8 +17,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
-from turngym_server.digest import canonical_json
 from turngym_server.environment import EnvironmentSpec, Limits
+from turngym_server.sessions.digest import canonical_json
 from turngym_server.splits import Split
 
 FOLDER: Final = Path(__file__).parent / "reference"

@@ -13,12 +13,12 @@ from grpc_health.v1._async import HealthServicer
 from turngym_server.config import ServerConfig
 from turngym_server.host import EnvironmentHost
 from turngym_server.listening import REFLECTED, SERVER_OPTIONS, SERVICE, bind, host_and_port
-from turngym_server.metrics import MetricsEndpoint, worker_handlers
-from turngym_server.reflection import serve_reflection
-from turngym_server.service import EnvironmentService
+from turngym_server.rpc.reflection import serve_reflection
+from turngym_server.rpc.service import EnvironmentService
+from turngym_server.watching.metrics import MetricsEndpoint, worker_handlers
 
 if TYPE_CHECKING:
-    from turngym_server.tracing import Tracing
+    from turngym_server.watching.tracing import Tracing
 
 
 class Server:
@@ -143,7 +143,7 @@ class Server:
 
 def _open_tracing(endpoint: str) -> "Tracing":
     try:
-        from turngym_server.tracing import Tracing
+        from turngym_server.watching.tracing import Tracing
     except ImportError as error:
         raise ValueError(
             "--otlp-endpoint needs OpenTelemetry, which is not installed: pip install 'turngym[otel]'"

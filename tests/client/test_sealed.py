@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from turngym_client import EpisodeRequest, NotServed, Split, connect
-from turngym_server.sealed import Board, Seeds, read_seal_key
+from turngym_server.access.sealed import Board, Seeds, read_seal_key
 
 SEEDS = Seeds(level_seed=2**63 + 12_345, noise_seed=2**63 + 17)
 """Noise that lets the four turns below be played to their end."""
@@ -15,7 +15,7 @@ SEEDS = Seeds(level_seed=2**63 + 12_345, noise_seed=2**63 + 17)
 @pytest.fixture
 def key_file(tmp_path):
     file = tmp_path / "board.key"
-    subprocess.run([sys.executable, "-m", "turngym_server.new_seal_key", file], check=True)
+    subprocess.run([sys.executable, "-m", "turngym_server.access.new_seal_key", file], check=True)
     return file
 
 

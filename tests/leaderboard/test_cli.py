@@ -14,7 +14,7 @@ from turngym_leaderboard import record as records
 from turngym_leaderboard.cli import app
 from turngym_leaderboard.evaluation import CannotEvaluate, evaluate
 from turngym_leaderboard.protocol import Protocol
-from turngym_server.tokens import digest_of, new_token
+from turngym_server.access.tokens import digest_of, new_token
 
 
 def leaderboard(*arguments: str) -> subprocess.CompletedProcess[str]:

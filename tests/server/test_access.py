@@ -13,13 +13,13 @@ from serving import Clock, call_status, details, reason, request_id, reset_item,
 from token_files import bearer, write_tokens
 
 from turngym.v1 import environment_pb2 as pb
+from turngym_server.access.roles import ROLES_OF_RPC
+from turngym_server.access.tokens import new_token
 from turngym_server.discovery import load_own
 from turngym_server.environment import REGISTRY
 from turngym_server.host import EnvironmentHost
 from turngym_server.listening import SERVICE
-from turngym_server.roles import ROLES_OF_RPC
 from turngym_server.splits import Split, split_of
-from turngym_server.tokens import new_token
 
 load_own()
 

@@ -14,12 +14,12 @@ from sample_environments import DICE, FAULTY, LEVELS, PLAYED, UNSURE_DICE
 from serving import call_status, details, reason, request_id, reset_error, reset_item, serving, start, step
 
 from turngym.v1 import environment_pb2 as pb
-from turngym_server import wire
-from turngym_server.call import Call
 from turngym_server.discovery import find_specs
 from turngym_server.environment import Limits
 from turngym_server.errors import ItemError, Reason
 from turngym_server.host import EnvironmentHost, distinct
+from turngym_server.rpc import wire
+from turngym_server.rpc.call import Call
 from turngym_server.splits import Split
 
 MEBIBYTE = 1024 * 1024

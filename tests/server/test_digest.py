@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from turngym_server.digest import canonical_json, encode_actions, first_digest, noise_digest, turn_digest
+from turngym_server.sessions.digest import canonical_json, encode_actions, first_digest, noise_digest, turn_digest
 
 
 def sha(data: bytes) -> bytes:

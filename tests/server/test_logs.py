@@ -21,7 +21,7 @@ from serving import reset_item, serving, start, step
 
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc
-from turngym_server.logs import BackgroundHandler, JsonFormatter, TextFormatter, without_text
+from turngym_server.watching.logs import BackgroundHandler, JsonFormatter, TextFormatter, without_text
 
 SECRET_ACTION = "an action nobody may read"
 
@@ -62,7 +62,7 @@ async def test_a_failed_step_is_told_with_all_that_plays_it_again(tmp_path):
     assert line.pop("message").startswith(f"step 2 failed: session {session} of faulty 1.0")
     assert line == {
         "level": "error",
-        "logger": "turngym_server.session",
+        "logger": "turngym_server.sessions.session",
         "caller": "",
         "reason": "ENVIRONMENT_FAILED",
         "session": session,

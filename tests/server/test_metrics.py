@@ -21,10 +21,10 @@ from token_files import bearer, write_tokens
 import turngym
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc
-from turngym_server.counts import BATCH_ITEMS, Histogram
-from turngym_server.metrics import METRICS_METHOD
-from turngym_server.snapshot import read
-from turngym_server.tokens import new_token
+from turngym_server.access.tokens import new_token
+from turngym_server.watching.counts import BATCH_ITEMS, Histogram
+from turngym_server.watching.metrics import METRICS_METHOD
+from turngym_server.watching.snapshot import read
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -8,9 +8,9 @@ from token_files import write_tokens
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_client import Split, aconnect
+from turngym_server.access.quotas import Meter, Quotas
+from turngym_server.access.tokens import TokenFile
 from turngym_server.errors import MAX_RETRY_SECONDS, ItemError, Reason
-from turngym_server.quotas import Meter, Quotas
-from turngym_server.tokens import TokenFile
 
 HELLO = pb.GetServerRequest()
 

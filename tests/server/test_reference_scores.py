@@ -8,10 +8,10 @@ from types import ModuleType
 
 import pytest
 
-from turngym_server.digest import canonical_json
 from turngym_server.discovery import load_own
 from turngym_server.environment import REGISTRY
 from turngym_server.reference import Reference, Score, read_reference
+from turngym_server.sessions.digest import canonical_json
 from turngym_server.splits import Split
 
 load_own()

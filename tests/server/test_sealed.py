@@ -16,16 +16,16 @@ from serving import details, reason, reset_error, reset_item, serving, start, st
 from token_files import write_tokens
 
 from turngym.v1 import environment_pb2 as pb
-from turngym_server import new_seal_key
+from turngym_server.access import new_seal_key
+from turngym_server.access.sealed import Board, CannotOpen, SealKey, Seeds, random_seeds, read_seal_key
 from turngym_server.cli import main
-from turngym_server.digest import canonical_json, first_digest
 from turngym_server.environment import ActionResult, Left, NoInstance, Start
 from turngym_server.errors import ItemError
 from turngym_server.host import EnvironmentHost
-from turngym_server.logs import JsonFormatter, TextFormatter
 from turngym_server.rng import Rng
-from turngym_server.sealed import Board, CannotOpen, SealKey, Seeds, random_seeds, read_seal_key
+from turngym_server.sessions.digest import canonical_json, first_digest
 from turngym_server.splits import Split
+from turngym_server.watching.logs import JsonFormatter, TextFormatter
 
 KEY = SealKey(bytes(range(32)))
 SEEDS = Seeds(level_seed=7_777_777_777_777_777_777, noise_seed=8_888_888_888_888_888_888)

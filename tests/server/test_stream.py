@@ -9,7 +9,7 @@ from sample_environments import DICE, GATE, PLAYED, THREADED_DICE
 from serving import CHANNEL_OPTIONS, call_status, reason, serving, start, step
 
 from turngym.v1 import environment_pb2 as pb
-from turngym_server.stream import MAX_WAITING
+from turngym_server.rpc.stream import MAX_WAITING
 
 
 @pytest.fixture(autouse=True)

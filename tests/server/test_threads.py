@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from turngym_server.threads import Abandoned, Overrun, Threads
+from turngym_server.sessions.threads import Abandoned, Overrun, Threads
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -12,7 +12,7 @@ from token_files import write_tokens
 
 from turngym_client import EpisodeRequest, ServerUnavailable, Split, TlsConfig, Unauthenticated, aconnect, connect
 from turngym_client.credentials import find_credentials, is_local
-from turngym_server.tokens import new_token
+from turngym_server.access.tokens import new_token
 
 
 @pytest.fixture(scope="module")

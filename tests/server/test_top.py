@@ -18,8 +18,8 @@ from server_process import ServerProcess
 from serving import serving, start, step
 
 from turngym.v1 import environment_pb2 as pb
-from turngym_server.snapshot import Window, quantile, read
-from turngym_server.top import metrics_url, render
+from turngym_server.watching.snapshot import Window, quantile, read
+from turngym_server.watching.top import metrics_url, render
 
 BEFORE = """
 turngym_build_info{version="9.9",worker="0"} 1.0
@@ -121,7 +121,7 @@ def test_credentials_in_an_address_are_not_shown(address):
 
 async def run(*arguments: str) -> tuple[int | None, str, str]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "turngym_server.top", "top", *arguments),
+        *(sys.executable, "-m", "turngym_server.watching.top", "top", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "COLUMNS": "200"},
@@ -179,7 +179,7 @@ def test_the_live_view_outlives_its_server():
     with ServerProcess("--env", "bandit", "--metrics-port", "0") as server:
         url = server.process.stdout.readline().split()[-1]
         terminal, slave = pty.openpty()
-        command = [sys.executable, "-m", "turngym_server.top", "top", url, "--interval", "0.1"]
+        command = [sys.executable, "-m", "turngym_server.watching.top", "top", url, "--interval", "0.1"]
         environment = {**os.environ, "COLUMNS": "160", "LINES": "30", "TERM": "xterm"}
         process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
         os.close(slave)

@@ -17,7 +17,7 @@ from serving import request_id, reset_item, serving, start
 from token_files import write_tokens
 
 from turngym.v1 import environment_pb2 as pb
-from turngym_server.tracing import traces_url
+from turngym_server.watching.tracing import traces_url
 
 TRACE = bytes(range(16))
 PARENT = bytes(range(8))

@@ -22,8 +22,8 @@ from sample_environments import (
 from serving import Clock, details, reason, request_id, reset_item, serving, start, step
 
 from turngym.v1 import environment_pb2 as pb
-from turngym_server.batches import MAX_REPLY_BYTES
 from turngym_server.environment import Left
+from turngym_server.rpc.batches import MAX_REPLY_BYTES
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from turngym.v1 import environment_pb2 as pb
-from turngym_server import wire
+from turngym_server.rpc import wire
 
 
 @pytest.mark.parametrize(

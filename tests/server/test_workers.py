@@ -22,10 +22,10 @@ from token_files import write_tokens
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc
 from turngym_client import Episode, EpisodeRequest, Split, connect
-from turngym_server import assignments
-from turngym_server.assignments import CallerKey, Held, caller_key
 from turngym_server.config import ServerConfig
-from turngym_server.workers import Worker, share
+from turngym_server.processes import assignments
+from turngym_server.processes.assignments import CallerKey, Held, caller_key
+from turngym_server.processes.workers import Worker, share
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = ("--env", "third_party_environment:ThirdParty", "--env", "unruly_environment:Unruly")

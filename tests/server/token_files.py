@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from turngym_server.tokens import digest_of, new_token
+from turngym_server.access.tokens import digest_of, new_token
 
 
 def write_tokens(path: Path, mode: int = 0o600, **entries: str) -> dict[str, str]:

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from turngym.v1 import environment_pb2 as pb
-from turngym_server import messages
-from turngym_server.caller import Caller
-from turngym_server.counts import Counts, Departure, Origin
-from turngym_server.digest import encode_actions
+from turngym_server.access.caller import Caller
+from turngym_server.access.sealed import Seal
 from turngym_server.environment import Environment, EnvironmentSpec
-from turngym_server.episode import Episode, NoiseSegment
 from turngym_server.errors import ItemError, Reason, exception_text
 from turngym_server.host import EnvironmentHost
-from turngym_server.logs import Event, without_text
-from turngym_server.sealed import Seal
-from turngym_server.seeds import seeds_event, seeds_in_words
+from turngym_server.rpc import messages
+from turngym_server.sessions.digest import encode_actions
+from turngym_server.sessions.episode import Episode, NoiseSegment
+from turngym_server.sessions.seeds import seeds_event, seeds_in_words
+from turngym_server.sessions.threads import Abandoned, Overrun, Threads
 from turngym_server.splits import Split
-from turngym_server.threads import Abandoned, Overrun, Threads
+from turngym_server.watching.counts import Counts, Departure, Origin
+from turngym_server.watching.logs import Event, without_text
 
 log: Final = logging.getLogger(__name__)
 

@@ -10,16 +10,16 @@ from typing import Annotated, Final
 
 import typer
 
-from turngym_server.command import run_command
-from turngym_server.quotas import (
+from turngym_server.access.quotas import (
     MAX_BYTES_PER_SECOND,
     MAX_REQUESTS_PER_SECOND,
     MAX_SESSIONS,
     MIN_BYTES_PER_SECOND,
     MIN_REQUESTS_PER_SECOND,
 )
-from turngym_server.roles import Role
-from turngym_server.tokens import digest_of, new_token, read_tokens
+from turngym_server.access.roles import Role
+from turngym_server.access.tokens import digest_of, new_token, read_tokens
+from turngym_server.command import run_command
 
 app: Final = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 

@@ -4,7 +4,8 @@ What hangs is killed at the step deadline, be it in a loop in C that keeps the i
 takes nothing with it: the episode fails, and its neighbours notice nothing.
 
 Processes are made by a template, one for each environment, which imports it once and forks for every instance, so that
-one costs milliseconds and shares its memory; see `turngym_server.isolated_process`. They end with their server.
+one costs milliseconds and shares its memory; see `turngym_server.processes.isolated_process`. They end with their
+server.
 """
 
 import contextlib
@@ -18,7 +19,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
-from turngym_server import frames
 from turngym_server.environment import (
     ActionResult,
     Determinism,
@@ -30,11 +30,12 @@ from turngym_server.environment import (
     Options,
     Start,
 )
-from turngym_server.lifeline import describe_exit, python_path
+from turngym_server.processes import frames
+from turngym_server.processes.lifeline import describe_exit, python_path
 from turngym_server.rng import Rng
-from turngym_server.threads import Overrun
+from turngym_server.sessions.threads import Overrun
 
-COMMAND: Final = (sys.executable, "-P", "-m", "turngym_server.isolated_process")
+COMMAND: Final = (sys.executable, "-P", "-m", "turngym_server.processes.isolated_process")
 START_SECONDS: Final = 60.0
 """How long a template may take to import its environment."""
 STATUS_SECONDS: Final = 5.0

@@ -12,8 +12,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
-from turngym_server.requests import REQUEST_ID_BYTES
-from turngym_server.workers import Worker
+from turngym_server.processes.workers import Worker
+from turngym_server.rpc.requests import REQUEST_ID_BYTES
 
 CALLERS: Final = 1_024
 IDS_OF_CALLER: Final = 8_192

@@ -28,16 +28,16 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from turngym_server.config import ServerConfig
-from turngym_server.lifeline import describe_exit, python_path
 from turngym_server.listening import MAX_MESSAGE_BYTES, SERVICE
-from turngym_server.logs import LogFormat
-from turngym_server.metrics import METRICS_METHOD
+from turngym_server.processes.lifeline import describe_exit, python_path
+from turngym_server.watching.logs import LogFormat
+from turngym_server.watching.metrics import METRICS_METHOD
 
 log: Final = logging.getLogger(__name__)
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
-COMMAND: Final = (sys.executable, "-P", "-m", "turngym_server.worker")
+COMMAND: Final = (sys.executable, "-P", "-m", "turngym_server.processes.worker")
 """`-P`: the current folder is on the path only where it is on the front's."""
 START_SECONDS: Final = 120.0
 """How long a worker may take until it serves."""

@@ -7,10 +7,10 @@ import grpc.aio
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
-from turngym_server.access import Access
-from turngym_server.call import Context, abort, metadata_of
-from turngym_server.caller import stranger
+from turngym_server.access.admission import Access
+from turngym_server.access.caller import stranger
 from turngym_server.errors import ItemError
+from turngym_server.rpc.call import Context, abort, metadata_of
 
 RPC: Final = "ServerReflectionInfo"
 

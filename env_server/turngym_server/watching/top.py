@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from turngym_server.snapshot import Snapshot, Window, read
+from turngym_server.watching.snapshot import Snapshot, Window, read
 
 FETCH_SECONDS: Final = 5.0
 MEDIAN_AND_TAIL: Final = (0.5, 0.99)

@@ -1,17 +1,20 @@
-"""A worker process of `env_server --workers`; `turngym_server.workers` starts it, and says what it gets and answers."""
+"""A worker process of `env_server --workers`; `turngym_server.processes.workers` starts it and says what it gets and
+answers.
+"""
 
 import asyncio
 import os
 import sys
 from typing import TextIO
 
-from turngym_server import lifecycle, logs
+from turngym_server import lifecycle
 from turngym_server.command import USAGE_ERROR
 from turngym_server.discovery import find_specs
 from turngym_server.host import EnvironmentHost
-from turngym_server.lifeline import die_with_parent
+from turngym_server.processes.lifeline import die_with_parent
+from turngym_server.processes.workers import Order, Report
 from turngym_server.server import Server
-from turngym_server.workers import Order, Report
+from turngym_server.watching import logs
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ It runs nothing of the environment but its module, so it never hangs; it ends wi
 forks with it. A fork leads a process group of its own, so that what the environment has started, such as a Java virtual
 machine, is killed along with it.
 
-Knows nothing of sessions. `turngym_server.isolation` is the server's side.
+Knows nothing of sessions. `turngym_server.processes.isolation` is the server's side.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from turngym_server import frames
 from turngym_server.environment import Environment, Left, NoInstance, Options, Start
-from turngym_server.episode import MAX_LEGAL_ACTIONS
-from turngym_server.isolation import KILL, NEW, REQUEST_BYTES
-from turngym_server.lifeline import die_with_parent
+from turngym_server.processes import frames
+from turngym_server.processes.isolation import KILL, NEW, REQUEST_BYTES
+from turngym_server.processes.lifeline import die_with_parent
 from turngym_server.rng import Rng
+from turngym_server.sessions.episode import MAX_LEGAL_ACTIONS
 
 MEBIBYTE: Final = 1 << 20
 DESCRIPTORS: Final = 2

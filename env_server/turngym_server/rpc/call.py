@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 from google.rpc import status_pb2
 
-from turngym_server.caller import Metadata, stranger
+from turngym_server.access.caller import Metadata, stranger
 from turngym_server.errors import ItemError, Reason
 
 Context = grpc.aio.ServicerContext[Any, Any]

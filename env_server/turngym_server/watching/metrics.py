@@ -47,12 +47,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 import turngym
-from turngym_server import logs
-from turngym_server.call import Context
-from turngym_server.counts import Counts, EnvironmentCounts, Histogram, RpcCounts
 from turngym_server.errors import CODES, Reason
-from turngym_server.session import Session
-from turngym_server.table import SessionTable
+from turngym_server.rpc.call import Context
+from turngym_server.sessions.session import Session
+from turngym_server.sessions.table import SessionTable
+from turngym_server.watching import logs
+from turngym_server.watching.counts import Counts, EnvironmentCounts, Histogram, RpcCounts
 
 SCRAPE_SECONDS: Final = 10.0
 """How long a scrape waits for the event loop. A loop that is busy for longer is what the failed scrape reports."""

@@ -12,13 +12,13 @@ from typing import Final
 from google.protobuf.message import Message
 
 from turngym.v1 import environment_pb2 as pb
-from turngym_server import messages
+from turngym_server.access.roles import Role
+from turngym_server.access.sealed import Board, CannotOpen, Seal, SealKey, Seeds
 from turngym_server.environment import Determinism
-from turngym_server.episode import NoiseSegment
 from turngym_server.errors import ItemError, Reason
 from turngym_server.host import EnvironmentHost, Plan, RequestedLimits, did_you_mean, nearest
-from turngym_server.roles import Role
-from turngym_server.sealed import Board, CannotOpen, Seal, SealKey, Seeds
+from turngym_server.rpc import messages
+from turngym_server.sessions.episode import NoiseSegment
 from turngym_server.splits import Split
 
 REQUEST_ID_BYTES: Final = 16

@@ -17,9 +17,15 @@ from prometheus_client.core import Metric
 
 import turngym
 from turngym.v1 import environment_pb2 as pb
-from turngym_server import messages, wire
-from turngym_server.access import access_of
-from turngym_server.batches import (
+from turngym_server.access.admission import access_of
+from turngym_server.access.caller import Caller
+from turngym_server.config import ServerConfig
+from turngym_server.environment import EnvironmentSpec, Limits
+from turngym_server.errors import ItemError, Reason, exception_text
+from turngym_server.host import EnvironmentHost, Plan
+from turngym_server.listening import MAX_MESSAGE_BYTES, SERVICE
+from turngym_server.rpc import messages, wire
+from turngym_server.rpc.batches import (
     MAX_BATCH_ITEMS,
     decode,
     decode_ids,
@@ -36,19 +42,8 @@ from turngym_server.batches import (
     step_pending,
     unframe,
 )
-from turngym_server.call import Call, Context, abort, metadata_of
-from turngym_server.caller import Caller
-from turngym_server.config import ServerConfig
-from turngym_server.counts import Departure, Origin, RpcCounts
-from turngym_server.digest import canonical_json, encode_actions
-from turngym_server.environment import EnvironmentSpec, Limits
-from turngym_server.episode import MAX_ACTION_BYTES, MAX_OBSERVATION_BYTES
-from turngym_server.errors import ItemError, Reason, exception_text
-from turngym_server.host import EnvironmentHost, Plan
-from turngym_server.listening import MAX_MESSAGE_BYTES, SERVICE
-from turngym_server.logs import Event, without_text
-from turngym_server.metrics import families
-from turngym_server.requests import (
+from turngym_server.rpc.call import Call, Context, abort, metadata_of
+from turngym_server.rpc.requests import (
     check_request_id,
     find_host,
     item_fingerprint,
@@ -56,8 +51,12 @@ from turngym_server.requests import (
     requested_limits,
     wait_seconds,
 )
-from turngym_server.seeds import seeds_event, seeds_in_words
-from turngym_server.session import (
+from turngym_server.rpc.stream import RequestStream
+from turngym_server.rpc.wire import Undecodable
+from turngym_server.sessions.digest import canonical_json, encode_actions
+from turngym_server.sessions.episode import MAX_ACTION_BYTES, MAX_OBSERVATION_BYTES
+from turngym_server.sessions.seeds import seeds_event, seeds_in_words
+from turngym_server.sessions.session import (
     ENVIRONMENT_ERRORS,
     Identity,
     Runtime,
@@ -65,14 +64,15 @@ from turngym_server.session import (
     fingerprint_of,
     list_legal,
 )
+from turngym_server.sessions.table import Creation, SessionTable
+from turngym_server.sessions.threads import Overrun
 from turngym_server.splits import Split
-from turngym_server.stream import RequestStream
-from turngym_server.table import Creation, SessionTable
-from turngym_server.threads import Overrun
-from turngym_server.wire import Undecodable
+from turngym_server.watching.counts import Departure, Origin, RpcCounts
+from turngym_server.watching.logs import Event, without_text
+from turngym_server.watching.metrics import families
 
 if TYPE_CHECKING:
-    from turngym_server.tracing import Tracing
+    from turngym_server.watching.tracing import Tracing
 
 log: Final = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The operator's file of tokens: who may use a server, in TOML.
 
     [alice]                                  # the token's name: in the token itself, in logs and in errors
-    role = "train"                           # train, evaluate or admin; see turngym_server.roles
+    role = "train"                           # train, evaluate or admin; see turngym_server.access.roles
     sha256 = "9f86d081884c7d659a2feaa0c5…"   # of the whole token, 64 hexadecimal digits
     expires = 2027-06-30T00:00:00Z           # optional, with a time zone
     max_sessions = 512                       # optional quotas
@@ -31,9 +31,8 @@ from typing import Final
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from turngym_server.host import nearest
-from turngym_server.private_file import read_private
-from turngym_server.quotas import (
+from turngym_server.access.private_file import read_private
+from turngym_server.access.quotas import (
     MAX_BYTES_PER_SECOND,
     MAX_REQUESTS_PER_SECOND,
     MAX_SESSIONS,
@@ -41,7 +40,8 @@ from turngym_server.quotas import (
     MIN_REQUESTS_PER_SECOND,
     Quotas,
 )
-from turngym_server.roles import Role
+from turngym_server.access.roles import Role
+from turngym_server.host import nearest
 
 log: Final = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ a caller may do is decided by the workers alone.
 Of a Reset all new items go to one worker, so they are admitted as a whole or not at all; where it has no room, the next
 one is asked. A retry goes where its request id went before, until that worker is gone: the front remembers, of each
 caller by itself, the ids that a worker has, and apart from them those that a worker has not answered for; see
-`turngym_server.assignments`. A worker that is silent gets new sessions only where all are, and is not waited for where
-another can answer.
+`turngym_server.processes.assignments`. A worker that is silent gets new sessions only where all are, and is not waited
+for where another can answer.
 A Fork goes to the workers of its sessions, each of which admits its own part: where one has no room the call is
 refused, but what others began is there, and found again by the same request ids.
 """
@@ -31,10 +31,14 @@ from grpc_health.v1._async import HealthServicer
 from prometheus_client.core import Metric
 
 from turngym.v1 import environment_pb2 as pb
-from turngym_server import wire
-from turngym_server.access import TOKEN_KEY, access_of
-from turngym_server.assignments import Assignments, CallerKey, Held, caller_key
-from turngym_server.batches import (
+from turngym_server.access.admission import TOKEN_KEY, access_of
+from turngym_server.access.caller import stranger
+from turngym_server.errors import ItemError, Reason
+from turngym_server.listening import REFLECTED, SERVER_OPTIONS, SERVICE, bind, host_and_port
+from turngym_server.processes.assignments import Assignments, CallerKey, Held, caller_key
+from turngym_server.processes.workers import ANSWER_SECONDS, Metadata, Order, Worker, WorkerLost, Workers
+from turngym_server.rpc import wire
+from turngym_server.rpc.batches import (
     MAX_BATCH_ITEMS,
     STREAMED_STEP_FIELD,
     first_then_stragglers,
@@ -47,16 +51,12 @@ from turngym_server.batches import (
     step_pending,
     unframe,
 )
-from turngym_server.call import Context
-from turngym_server.caller import stranger
-from turngym_server.errors import ItemError, Reason
-from turngym_server.listening import REFLECTED, SERVER_OPTIONS, SERVICE, bind, host_and_port
-from turngym_server.metrics import MetricsEndpoint, exposition, process_families, union
-from turngym_server.reflection import serve_reflection
-from turngym_server.requests import MAX_WAIT_SECONDS, wait_seconds
-from turngym_server.stream import RequestStream
-from turngym_server.wire import Undecodable
-from turngym_server.workers import ANSWER_SECONDS, Metadata, Order, Worker, WorkerLost, Workers
+from turngym_server.rpc.call import Context
+from turngym_server.rpc.reflection import serve_reflection
+from turngym_server.rpc.requests import MAX_WAIT_SECONDS, wait_seconds
+from turngym_server.rpc.stream import RequestStream
+from turngym_server.rpc.wire import Undecodable
+from turngym_server.watching.metrics import MetricsEndpoint, exposition, process_families, union
 
 DETAILS_KEY: Final = "grpc-status-details-bin"
 SLACK_SECONDS: Final = 1.0

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from turngym_server.roles import ROLES_OF_SEALED, SPLITS_OF_ROLE, Role
+from turngym_server.access.roles import ROLES_OF_SEALED, SPLITS_OF_ROLE, Role
 from turngym_server.splits import Split
 
 CLIENT_KEY: Final = "turngym-client"

@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 
 from turngym.v1 import environment_pb2 as pb
-from turngym_server import messages, wire
 from turngym_server.errors import ItemError, Reason
-from turngym_server.wire import Undecodable
+from turngym_server.rpc import messages, wire
+from turngym_server.rpc.wire import Undecodable
 
 MAX_BATCH_ITEMS: Final = 1_024
 MAX_REPLY_BYTES: Final = 16 * 1024 * 1024

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from turngym_server.caller import Caller
-from turngym_server.counts import Departure
+from turngym_server.access.caller import Caller
 from turngym_server.errors import ItemError, Reason
-from turngym_server.session import Session
+from turngym_server.sessions.session import Session
+from turngym_server.watching.counts import Departure
 
 RETRY_AFTER: Final = 1.0
 """Seconds after which a caller who found no room should ask again."""

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from turngym_server.digest import canonical_json
-from turngym_server.private_file import read_private
+from turngym_server.access.private_file import read_private
+from turngym_server.sessions.digest import canonical_json
 from turngym_server.splits import Split
 
 KEY_BYTES: Final = 32

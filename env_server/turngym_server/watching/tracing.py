@@ -31,8 +31,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 import turngym
-from turngym_server.call import Call
 from turngym_server.errors import ItemError, Reason
+from turngym_server.rpc.call import Call
 
 TRACES_PATH: Final = "/v1/traces"
 EXPORT_SECONDS: Final = 5.0

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from turngym_server.digest import encode_actions, noise_digest, turn_digest
 from turngym_server.environment import ActionResult, Environment, Left, Limits
 from turngym_server.rng import NOISE_STREAM, Rng
+from turngym_server.sessions.digest import encode_actions, noise_digest, turn_digest
 
 MAX_ACTION_BYTES: Final = 64 * 1024
 """A longer action, in UTF-8, is invalid."""

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from turngym_server.episode import EndReason
 from turngym_server.errors import Reason
+from turngym_server.sessions.episode import EndReason
 from turngym_server.splits import Split
 
 SECONDS: Final = (

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from turngym_server.episode import NoiseSegment
-from turngym_server.logs import Event, Noise
-from turngym_server.sealed import Seal
+from turngym_server.access.sealed import Seal
+from turngym_server.sessions.episode import NoiseSegment
+from turngym_server.watching.logs import Event, Noise
 
 
 def seeds_in_words(level_seed: int, noise: Sequence[NoiseSegment], seal: Seal | None) -> str:

@@ -6,10 +6,10 @@ from google.rpc import status_pb2
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.environment import ActionKind, Determinism, Limits
-from turngym_server.episode import EndReason, LegalActions, NoiseSegment, Turn
 from turngym_server.reference import Score, WorldCount
+from turngym_server.rpc.wire import bytes_field, varint_field
+from turngym_server.sessions.episode import EndReason, LegalActions, NoiseSegment, Turn
 from turngym_server.splits import Split
-from turngym_server.wire import bytes_field, varint_field
 
 SPLITS = {
     Split.TRAIN: pb.SPLIT_TRAIN,

@@ -1,6 +1,6 @@
 """Who calls, and whether they may: tokens, roles and quotas, checked once for each call.
 
-Knows nothing of sessions; `turngym_server.table` holds who owns which.
+Knows nothing of sessions; `turngym_server.sessions.table` holds who owns which.
 """
 
 import math
@@ -10,12 +10,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
-from turngym_server.caller import Caller, Metadata
+from turngym_server.access.caller import Caller, Metadata
+from turngym_server.access.quotas import Meter, Quotas
+from turngym_server.access.roles import ROLES_OF_RPC
+from turngym_server.access.tokens import Token, TokenFile
 from turngym_server.config import ServerConfig
 from turngym_server.errors import MAX_RETRY_SECONDS, ItemError, Reason
-from turngym_server.quotas import Meter, Quotas
-from turngym_server.roles import ROLES_OF_RPC
-from turngym_server.tokens import Token, TokenFile
 
 TOKEN_KEY: Final = "authorization"  # noqa: S105  # The key's name.
 

@@ -1,0 +1,1 @@
+"""The RPCs of the contract: requests read, answered in batches, and written."""

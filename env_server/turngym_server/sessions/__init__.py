@@ -1,0 +1,1 @@
+"""Episodes in play: their leases, each turn exactly once, and the digests that tell them apart."""
