@@ -26,8 +26,8 @@ another, whose first actions are those of the replay. So the episode was played 
 - a life of each finished episode has all of its actions: nothing was made up.
 
 Fault moments are drawn from the seed: a strike waits for a drawn episode to begin, and a drawn number of journal lines
-more. What happens within the milliseconds of that moment is the machine's: where an environment's episodes were all over
-before its strike fell, and nothing else is wrong, the fault is played again.
+more. What happens within the milliseconds of that moment is the machine's: where an environment's episodes were all
+over before its strike fell, and nothing else is wrong, the fault is played again.
 
     python benchmarks/fault_matrix.py --seed 1
 
@@ -578,15 +578,25 @@ def run_matrix(faults: Sequence[Fault], seed: int, episodes: int, folder: Path) 
     cells = [judge(UNDISTURBED, each, undisturbed, undisturbed, episodes) for each in IDS]
     for number, fault in enumerate(faults, start=1):
         moments = draw_moments(seed, number, undisturbed.notes, episodes)
-        for number_of_try in range(1, MOST_TRIES + 1):
-            run = play(fault, moments, episodes, folder / f"{fault.name.replace(' ', '_')}_{number_of_try}")
-            print(f"{fault.name}: {run.strikes} strikes in {run.seconds:.0f} s", file=sys.stderr, flush=True)
-            row = [judge(fault, each, run, undisturbed, episodes) for each in IDS]
-            if {failure for cell in row for failure in cell.failures} != {NEVER_STRUCK}:
-                break
+        run, row = _played(fault, moments, episodes, folder, undisturbed)
         runs.append(run)
         cells += row
     return cells, runs
+
+
+def _played(
+    fault: Fault, moments: Sequence[Moment], episodes: int, folder: Path, undisturbed: Run
+) -> tuple[Run, list[Cell]]:
+    """One fault's run and its cells."""
+    tries = 0
+    while True:
+        tries += 1
+        run = play(fault, moments, episodes, folder / f"{fault.name.replace(' ', '_')}_{tries}")
+        print(f"{fault.name}: {run.strikes} strikes in {run.seconds:.0f} s", file=sys.stderr, flush=True)
+        cells = [judge(fault, each, run, undisturbed, episodes) for each in IDS]
+        failures = {failure for cell in cells for failure in cell.failures}
+        if failures != {NEVER_STRUCK} or tries == MOST_TRIES:
+            return run, cells
 
 
 def main() -> None:
