@@ -478,6 +478,36 @@ async def test_a_silent_worker_holds_up_nothing_but_its_own(begin):
             pass
 
 
+@pytest.mark.parametrize("answering", [True, False], ids=["beside another", "alone"])
+async def test_what_is_asked_about_a_silent_workers_sessions_is_answered(begin, answering):
+    process = begin("--port", "0")
+    async with grpc.aio.insecure_channel(process.address) as channel:
+        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        addresses = (await stub.GetServer(pb.GetServerRequest())).addresses
+        sessions = [(await start(stub, dice())).session_id for _ in range(2)]
+        async with grpc.aio.insecure_channel(addresses[0]) as own:
+            ids = pb.KeepAliveRequest(session_ids=sessions)
+            kept = (await environment_pb2_grpc.EnvironmentServiceStub(own).KeepAlive(ids)).outcomes
+        held_up, free = sessions if kept[0].HasField("lease_seconds") else reversed(sessions)
+        asked = [held_up, free] if answering else [held_up]
+        advice = pb.AdviseRequest(items=[pb.AdviseItem(session_id=each) for each in asked])
+        stopped = process.worker_of(addresses[0])
+        os.kill(stopped, signal.SIGSTOP)
+        kept = (await stub.KeepAlive(pb.KeepAliveRequest(session_ids=asked), timeout=PATIENCE)).outcomes
+        advised = (await stub.Advise(advice, timeout=PATIENCE)).outcomes
+        for outcomes in (kept, advised):
+            assert [each.session_id for each in outcomes] == asked
+            assert outcomes[0].error.code == grpc.StatusCode.UNAVAILABLE.value[0]
+            assert not any(each.HasField("error") for each in outcomes[1:])
+        os.kill(stopped, signal.SIGCONT)
+        kept = (await stub.KeepAlive(pb.KeepAliveRequest(session_ids=[held_up]), timeout=PATIENCE)).outcomes
+        assert kept[0].HasField("lease_seconds")
+        assert (await stub.Advise(advice, timeout=PATIENCE)).outcomes[0].advice.actions
+        os.kill(stopped, signal.SIGSTOP)
+        closed = (await stub.Close(pb.CloseRequest(session_ids=asked), timeout=PATIENCE)).outcomes
+        assert [(each.session_id, each.closed) for each in closed] == list(zip(asked, [False, True], strict=False))
+
+
 async def test_a_full_worker_keeps_what_it_has(begin):
     """A retry together with new items that do not fit there: they go elsewhere, it does not."""
     process = begin("--port", "0", "--max-sessions", "4")

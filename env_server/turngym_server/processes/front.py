@@ -25,7 +25,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from prometheus_client.core import Metric
@@ -61,6 +61,9 @@ from turngym_server.watching.metrics import MetricsEndpoint, exposition, process
 DETAILS_KEY: Final = "grpc-status-details-bin"
 SLACK_SECONDS: Final = 1.0
 """How much longer than the workers the front waits for outcomes; a worker that is silent by then has pending ones."""
+_SILENT: Final = status_pb2.Status(
+    code=code_pb2.UNAVAILABLE, message="the worker that has this session does not answer now; try again"
+)
 _OWN_METADATA: Final = frozenset({"user-agent", "content-type", "te"})
 
 
@@ -102,8 +105,9 @@ class Batched:
 
     Attributes:
         session_field: number of an item's field with the session id; 0: the item is the id.
-        error: serialised outcome of an item whose worker refused.
-        pending: outcome of an item whose worker has not answered, or that no longer fits; None: all are waited for.
+        error: serialised outcome of an item whose worker refused, or is silent where nothing can be pending.
+        pending: outcome of an item whose worker has not answered, or that no longer fits; None: workers are waited for
+            unless they are silent.
     """
 
     name: str
@@ -495,7 +499,11 @@ class _Merged:
             self._outcomes[place] = self.rpc.error(self.items[place], refusal.status)
         pending = self.rpc.pending
         if pending is None:
-            return b"".join([wire.bytes_field(wire.ITEMS_FIELD, outcome or b"") for outcome in self._outcomes])
+            outcomes = [
+                self.rpc.error(self.items[place], _SILENT) if outcome is None else outcome
+                for place, outcome in enumerate(self._outcomes)
+            ]
+            return b"".join([wire.bytes_field(wire.ITEMS_FIELD, outcome) for outcome in outcomes])
         return reply(self._outcomes, lambda place: pending(self.items[place]))
 
 
@@ -562,18 +570,28 @@ async def _call_all(
     """Each worker's answer to its request.
 
     Args:
-        waiting: seconds after which the rest is pending; None: all are waited for.
+        waiting: seconds after which the rest is pending; None: all are waited for that are not silent.
     """
     tasks = {worker: asyncio.ensure_future(_call(worker, rpc.name, data, context)) for worker, data in requests.items()}
     try:
         if rpc is STEP and waiting is not None:
             await first_then_stragglers(tasks.values(), False, waiting)
-        else:
+        elif waiting is not None:
             await asyncio.wait(tasks.values(), timeout=waiting)
+        else:
+            await _until_done_or_silent(tasks)
         return {worker: task.result() if task.done() else None for worker, task in tasks.items()}
     finally:
         for task in tasks.values():
             task.cancel()
+
+
+async def _until_done_or_silent(tasks: Mapping[Worker, "asyncio.Task[Answer]"]) -> None:
+    """Waits for every worker's answer, but for a silent one only until it is known to be: seconds, by its probes."""
+    while under_way := {worker: task for worker, task in tasks.items() if not task.done()}:
+        await asyncio.wait(under_way.values(), timeout=ANSWER_SECONDS)
+        if all(worker.silent for worker, task in under_way.items() if not task.done()):
+            return
 
 
 async def _call(worker: Worker, rpc: str, data: bytes, context: Context) -> Answer:

@@ -39,6 +39,8 @@ and one of these reasons:
                                              The message holds the exception's type and up to 300 characters of its
                                              text, without control characters
   STEP_DEADLINE         DEADLINE_EXCEEDED    the turn ran past step_deadline_seconds; the failure is the result
+UNAVAILABLE without details is given by a server of several processes for what one of them has that does not answer
+now; try again.
 The status of a whole call travels as google.rpc.Status in the trailing metadata "grpc-status-details-bin".
 
 Metadata "turngym-client" names the client that calls, by 16 random bytes in hex; request ids are told apart by it.
