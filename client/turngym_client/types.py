@@ -299,7 +299,7 @@ class EnvironmentInfo:
         tools: JSON Schemas of the tools, for ActionKind.TOOL_CALL.
         limits: resolved; caps: the most that may be asked for, 0 meaning unbounded.
         split_epoch: grows when a rule change moves instances between splits.
-        step_deadline_seconds: a turn that takes longer fails, its episode with it.
+        step_deadline_seconds: a turn that takes longer fails, its episode with it. On the clock, not of a processor.
     """
 
     id: str

@@ -251,7 +251,8 @@ class EnvironmentSpec:
         action_separator: separates several actions in an agent's text; "" where a turn is one action.
         split_epoch: grows when a rule change moves instances between splits.
         inline: a step takes microseconds and may run on the event loop; False: it runs in a thread.
-        step_deadline: seconds after which a turn has failed.
+        step_deadline: seconds after which a turn has failed: on the clock, not of a processor, so leave room for busy
+            machines. A turn of an environment that is inline is not cut off.
         isolation: its instances live in processes of their own, whatever `inline` says; None: in the server's.
     """
 

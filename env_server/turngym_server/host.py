@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -46,11 +47,15 @@ from turngym_server.splits import HELD_OUT_SHARE, Split, split_of, world_id
 MAX_DRAWS: Final = 1_000
 """Draws of an instance until one of the asked split comes."""
 MAX_OPTIONS_BYTES: Final = 64 * 1024
+MAX_OPTIONS_DEPTH: Final = 32
+"""Objects and arrays within each other, the options themselves included. Whatever reads JSON does so by recursion."""
 MAX_OPTIONS: Final = 256
 """No environment has as many; each unknown one would be an error of its own to write."""
 MAX_NAME_CHARACTERS: Final = 100
 """Longer names are like no other: comparing takes time with their length, on the event loop."""
 
+_BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[][{}]', re.DOTALL)
+"""Of a JSON text its brackets, and its strings, whose own are none. One that never ends is taken as a whole too."""
 _LIMIT_NAMES: Final = ("max_turns", "max_actions", "max_actions_per_turn")
 
 
@@ -82,6 +87,7 @@ class Plan:
         digest: what playing them must lead to; None where nothing is resumed.
         seal: what stands for the seeds of a sealed episode; None: they are no secret.
         withheld_from: the caller's role, where that never meets a held-out world; None: it may.
+        drawn: nobody has chosen the level seed, so that another will do where it comes to a withheld world.
     """
 
     options: ResolvedOptions
@@ -93,6 +99,7 @@ class Plan:
     digest: bytes | None = None
     seal: Seal | None = None
     withheld_from: Role | None = None
+    drawn: bool = False
 
     @property
     def level(self) -> str:
@@ -107,9 +114,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedEpisode:
-    """An episode that stands where its plan wanted it, with the last turn's result (or the reset's)."""
+    """An episode that stands where its plan wanted it, with the last turn's result (or the reset's).
+
+    Attributes:
+        level_seed: the plan's, or the one that was drawn in its place.
+    """
 
     episode: Episode
+    level_seed: int
     state: Turn
     last_actions: tuple[str, ...] | None
     instance_id: str
@@ -163,8 +175,8 @@ class EnvironmentHost:
         Raises:
             ItemError: INVALID_OPTIONS.
         """
-        if len(options_json) > MAX_OPTIONS_BYTES:
-            raise _invalid_options(f"options of {len(options_json)} characters; expected at most {MAX_OPTIONS_BYTES}")
+        if (size := len(options_json.encode())) > MAX_OPTIONS_BYTES:
+            raise _invalid_options(f"options of {size} bytes; expected at most {MAX_OPTIONS_BYTES}")
         given = _read_object(options_json or "{}")
         if len(given) > MAX_OPTIONS:
             raise _invalid_options(f"{len(given)} options of {self.spec.id}; expected at most {MAX_OPTIONS}")
@@ -178,7 +190,7 @@ class EnvironmentHost:
             resolved.encode()
         except ValidationError as error:
             raise self._option_error(error) from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise _invalid_options(f"options of {self.spec.id} cannot be written as JSON in UTF-8: {error}") from error
         return ResolvedOptions(model, resolved)
 
@@ -326,15 +338,7 @@ class EnvironmentHost:
             raise
 
     def _start(self, environment: Environment[Any], plan: Plan, now: float) -> StartedEpisode:
-        start, world = self._instance(environment, plan)
-        if plan.withheld_from and self._split_of(world) is Split.HELD_OUT and self.holds_out():
-            role = plan.withheld_from.value
-            raise ItemError(
-                Reason.NOT_PERMITTED,
-                f"{plan.level} of {self.spec.id} is a held-out world, which role {role!r} never meets; "
-                "ask for another level seed",
-                metadata={"role": role},
-            )
+        plan, start, world = self._permitted(environment, plan)
         limits = self.resolve_limits(plan.limits, start.limits)
         observation = checked_observation(start.observation)
         digest = first_digest(
@@ -358,11 +362,34 @@ class EnvironmentHost:
             state = self._replay(episode, state, plan, plan.digest, now)
         return StartedEpisode(
             episode=episode,
+            level_seed=plan.level_seed,
             state=state,
             last_actions=plan.turns[-1] if plan.turns else None,
             instance_id=self._instance_id(plan.options, observation, world),
             world_id=world_id(self.spec.family, self.spec.split_epoch, world),
         )
+
+    def _permitted(self, environment: Environment[Any], plan: Plan) -> tuple[Plan, Start, bytes]:
+        """`_instance` of the plan, or of one with another seed where that was drawn and comes to a withheld world."""
+        start, world = self._instance(environment, plan)
+        for _ in range(MAX_DRAWS if plan.drawn else 0):
+            if not self._is_withheld(plan, world):
+                break
+            plan = replace(plan, level_seed=self.draw_level_seed(plan.split, plan.withheld_from))
+            start, world = self._instance(environment, plan)
+        if plan.withheld_from and self._is_withheld(plan, world):
+            role = plan.withheld_from.value
+            what = f"each of {MAX_DRAWS} levels drawn" if plan.drawn else plan.level
+            raise ItemError(
+                Reason.NOT_PERMITTED,
+                f"{what} of {self.spec.id} is a held-out world, which role {role!r} never meets; "
+                f"ask for {'other options' if plan.drawn else 'another level seed'}",
+                metadata={"role": role},
+            )
+        return plan, start, world
+
+    def _is_withheld(self, plan: Plan, world: bytes) -> bool:
+        return plan.withheld_from is not None and self._split_of(world) is Split.HELD_OUT and self.holds_out()
 
     def _instance(self, environment: Environment[Any], plan: Plan) -> tuple[Start, bytes]:
         """Leaves `environment` at the instance that the plan's seed names, and returns its start and world."""
@@ -449,13 +476,33 @@ def did_you_mean(close: str) -> str:
 
 def _read_object(text: str) -> dict[str, object]:
     """The JSON object in a client's text. Raises ItemError (INVALID_OPTIONS)."""
+    if _is_deeper(text, MAX_OPTIONS_DEPTH):
+        raise _invalid_options(
+            f"options nested more than {MAX_OPTIONS_DEPTH} deep; expected at most {MAX_OPTIONS_DEPTH}"
+        )
     try:
         given: object = json.loads(text, parse_constant=_no_constant, object_pairs_hook=distinct)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _invalid_options(f"options are no JSON: {error}") from error
     if not isinstance(given, dict):
         raise _invalid_options(f"options must be a JSON object, not {text[:100]}")
     return cast("dict[str, object]", given)
+
+
+def _is_deeper(text: str, most: int) -> bool:
+    """Whether objects and arrays of a JSON text are nested more than `most` deep."""
+    depth = 0
+    for bracket in _BRACKETS.finditer(text):
+        match bracket[0]:
+            case "{" | "[":
+                depth += 1
+                if depth > most:
+                    return True
+            case "}" | "]":
+                depth -= 1
+            case _:
+                pass  # A string, whatever it holds.
+    return False
 
 
 def _levels_id(catalogue: Catalogue) -> str:

@@ -16,9 +16,13 @@ from turngym_server.config import ServerConfig
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 REFLECTED: Final = (SERVICE, "grpc.health.v1.Health")
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+MAX_METADATA_BYTES: Final = 8 * 1024
 SERVER_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Between the two gRPC would refuse calls at random.
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.so_reuseport", 0),  # Else a second server would share the port unnoticed.
 )
 

@@ -412,3 +412,36 @@ async def test_options_that_leave_few_worlds_give_a_train_token_no_held_out_one(
     assert {reason(outcome) for outcome in outcomes if outcome.HasField("error")} == (
         {"NOT_PERMITTED"} if withheld else set()
     )
+
+
+async def test_a_seed_that_the_server_draws_is_drawn_again_until_it_may_be_met(tmp_path):
+    withheld = held_out("counted_dice", 30)
+    assert withheld
+    tokens = write_tokens(tmp_path / "tokens.toml", trainer="train", board="evaluate")
+    async with serving(COUNTED_DICE, tokens=tmp_path / "tokens.toml") as (stub, _):
+        few = {"options_json": '{"worlds": 30}', "split": pb.SPLIT_ALL}
+        items = [reset_item("counted_dice", level_seed=None, **few) for _ in range(300)]
+        drawn = [
+            each.started
+            for each in (await stub.Reset(pb.ResetRequest(items=items), metadata=tokens["trainer"])).outcomes
+        ]
+        assert {each.state.observation for each in drawn} == {
+            f"Target {world}." for world in range(30) if world not in withheld
+        }
+        # What is said of the seed is true of the episode that was started.
+        for started in drawn[:20]:
+            again = await reset(
+                stub, tokens["board"], environment_id="counted_dice", level_seed=started.level_seed, **few
+            )
+            assert again.started.state == started.state
+            assert again.started.instance_id == started.instance_id
+
+
+async def test_where_every_level_is_held_out_a_drawn_one_is_refused_too(tmp_path):
+    (tmp_path / "levels").write_text(str(min(held_out("levels", 30))))
+    host = EnvironmentHost(LEVELS, LevelOptions(levels=tmp_path / "levels").model_dump())
+    tokens = write_tokens(tmp_path / "tokens.toml", trainer="train")
+    async with serving(host, tokens=tmp_path / "tokens.toml") as (stub, _):
+        outcome = await reset(stub, tokens["trainer"], environment_id="levels", level_seed=None, split=pb.SPLIT_ALL)
+    assert reason(outcome) == "NOT_PERMITTED"
+    assert "1000 levels drawn" in outcome.error.message

@@ -11,9 +11,11 @@ import grpc.aio
 import pytest
 from google.protobuf.message import DecodeError
 from sample_environments import DICE, FAULTY, LEVELS, PLAYED, UNSURE_DICE
-from serving import call_status, details, reason, request_id, reset_error, reset_item, serving, start, step
+from serving import Clock, call_status, details, reason, request_id, reset_error, reset_item, serving, start, step
 
 from turngym.v1 import environment_pb2 as pb
+from turngym_client import EpisodeLost, aconnect
+from turngym_client import Split as ClientSplit
 from turngym_server.discovery import find_specs
 from turngym_server.environment import Limits
 from turngym_server.errors import ItemError, Reason
@@ -24,6 +26,13 @@ from turngym_server.splits import Split
 
 MEBIBYTE = 1024 * 1024
 MANY = json.dumps(dict.fromkeys(map(str, range(7_000)), 0), separators=(",", ":"))
+
+
+def nested(depth: int) -> str:
+    """Options one of which is an array in arrays, so many in all."""
+    return f'{{"faces": {"[" * depth}{"]" * depth}}}'
+
+
 MANY_TWICE = MANY.removesuffix("}") + ',"6999":0}'
 
 
@@ -51,8 +60,15 @@ MANY_TWICE = MANY.removesuffix("}") + ',"6999":0}'
         ({"options_json": "[6]"}, "INVALID_OPTIONS", "JSON object"),
         ({"options_json": "{"}, "INVALID_OPTIONS", "no JSON"),
         ({"options_json": '{"faces": NaN}'}, "INVALID_OPTIONS", "NaN"),
-        ({"options_json": "[" * 60_000}, "INVALID_OPTIONS", "no JSON"),
+        ({"options_json": "[" * 60_000}, "INVALID_OPTIONS", "nested more than 32 deep"),
+        ({"options_json": nested(31)}, "INVALID_OPTIONS", "valid integer"),
+        ({"options_json": nested(32)}, "INVALID_OPTIONS", "nested more than 32 deep; expected at most 32"),
+        ({"options_json": nested(900)}, "INVALID_OPTIONS", "nested more than 32 deep"),
+        ({"options_json": nested(30_000)}, "INVALID_OPTIONS", "nested more than 32 deep"),
+        ({"options_json": json.dumps({"[" * 99 + '"': 6})}, "INVALID_OPTIONS", "unknown option"),
+        ({"options_json": '{"faces": "[[' + '\\"' * 30_000}, "INVALID_OPTIONS", "no JSON"),
         ({"options_json": " " * 70_000}, "INVALID_OPTIONS", "70000"),
+        ({"options_json": json.dumps({"faces": "é" * 40_000}, ensure_ascii=False)}, "INVALID_OPTIONS", "80013 bytes"),
         ({"environment_id": "levels", "options_json": '{"levels": "/etc/passwd"}'}, "INVALID_OPTIONS", "operator"),
         ({"limits": pb.Limits(max_turns=1_001)}, "INVALID_ITEM", "max_turns 1001"),
         ({"limits": pb.Limits(max_actions=10_001)}, "INVALID_ITEM", "max_actions 10001"),
@@ -203,6 +219,15 @@ def resume(**changes) -> pb.Resume:
         ({"turns": [pb.Actions()]}, "INVALID_ITEM", "no actions in turn 1"),
         ({"turns": [pb.Actions(actions=["roll"])] * 1_001}, "INVALID_ITEM", "1001 turns"),
         ({"turns": [pb.Actions(actions=["stop"])] * 2}, "DIGEST_MISMATCH", "ended after turn 1"),
+        ({"turns": [pb.Actions(actions=["roll"] * 500)] * 100}, "DIGEST_MISMATCH", "ended after turn"),
+        (
+            {"turns": [pb.Actions(actions=["roll"] * 500)] * 101},
+            "INVALID_ITEM",
+            "50500 actions; an episode of more than",
+        ),
+        ({"turns": [pb.Actions(actions=["x" * 65_000])] * 260}, "INVALID_ITEM", "cannot be resumed"),
+        ({"noise": [pb.NoiseSegment(from_step=1)] * 4_096}, "DIGEST_MISMATCH", "seeds, options"),
+        ({"noise": [pb.NoiseSegment(from_step=1)] * 4_097}, "INVALID_ITEM", "4097 noise segments"),
     ],
 )
 async def test_resume(changes, expected, words):
@@ -210,6 +235,40 @@ async def test_resume(changes, expected, words):
         error = await reset_error(stub, reset_item(resume=resume(**changes)))
         assert reason(error) == expected
         assert words in error.message
+
+
+async def test_an_episode_that_has_outgrown_a_resume_is_lost_with_its_session():
+    clock = Clock()
+    async with serving(DICE, clock=clock) as (_, server), aconnect(server.address) as client:
+        episode = await client.reset("dice", split=ClientSplit.ALL)
+        await episode.step(["roll"] * 50_001)
+        await episode.step("roll")  # As long as the session is there it goes on.
+        clock.now += server.config.lease_seconds + 1
+        with pytest.raises(EpisodeLost, match="50002 actions; an episode of more than 50000 cannot be resumed"):
+            await episode.step("roll")
+
+
+async def test_metadata_has_bounds():
+    """A name that was cut could be another client's; what is more than gRPC takes is always refused, not at times."""
+    async with serving(DICE) as (stub, _):
+
+        async def named(name: str) -> pb.ResetOutcome:
+            item = reset_item()
+            item.request_id = b"the same of both"
+            reply = await stub.Reset(pb.ResetRequest(items=[item]), metadata=(("turngym-client", name),))
+            return reply.outcomes[0]
+
+        one, other = await named("c" * 127 + "1"), await named("c" * 127 + "2")
+        assert one.started.session_id != other.started.session_id
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await named("c" * 129)
+        assert reason(call_status(refused.value)) == "INVALID_ITEM"
+        assert "longer than 128 characters" in call_status(refused.value).message
+        for _ in range(20):
+            await stub.GetServer(pb.GetServerRequest(), metadata=(("x-anything", "v" * 7_000),))
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.GetServer(pb.GetServerRequest(), metadata=(("x-anything", "v" * 8_192),))
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_resume_with_what_it_must_not_have():

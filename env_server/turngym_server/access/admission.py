@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
-from turngym_server.access.caller import Caller, Metadata
+from turngym_server.access.caller import CLIENT_KEY, MAX_CLIENT_CHARACTERS, Caller, Metadata
 from turngym_server.access.quotas import Meter, Quotas
 from turngym_server.access.roles import ROLES_OF_RPC
 from turngym_server.access.tokens import Token, TokenFile
@@ -50,8 +50,13 @@ class Access:
         """The caller of an RPC whose request has `size` bytes.
 
         Raises:
-            ItemError: UNAUTHENTICATED, NOT_PERMITTED or QUOTA_EXCEEDED.
+            ItemError: UNAUTHENTICATED, NOT_PERMITTED, QUOTA_EXCEEDED, or INVALID_ITEM for its client's name.
         """
+        if len(stranger.client) > MAX_CLIENT_CHARACTERS:
+            raise ItemError(
+                Reason.INVALID_ITEM,
+                f"metadata {CLIENT_KEY} is longer than {MAX_CLIENT_CHARACTERS} characters; send 16 random bytes in hex",
+            )
         if self._tokens is None:
             return stranger
         token = self._authenticated(self._tokens, metadata)

@@ -10,6 +10,7 @@ from turngym_server.splits import Split
 CLIENT_KEY: Final = "turngym-client"
 """Metadata key by which a client names itself."""
 MAX_CLIENT_CHARACTERS: Final = 128
+"""A longer name is refused: cut, it might be another client's, whose request ids are its own."""
 
 Metadata = Iterable[tuple[str, str | bytes]]
 
@@ -60,7 +61,7 @@ def stranger(metadata: Metadata) -> Caller:
     for key, value in metadata:
         if key == CLIENT_KEY:
             client = value if isinstance(value, str) else value.hex()
-            return Caller(client=client[:MAX_CLIENT_CHARACTERS])
+            return Caller(client=client[: MAX_CLIENT_CHARACTERS + 1])
     return _NOBODY
 
 

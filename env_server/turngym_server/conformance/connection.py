@@ -62,6 +62,7 @@ class Connection:
         dial: opens a channel to another address of the server.
         other_metadata: of another caller, one with another token; None: there is no other.
         patience: seconds for which a call is sent again where the server is too busy.
+        name: the client's; "": one is drawn.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Connection:
         dial: Callable[[str], grpc.Channel] = dial,
         other_metadata: Sequence[tuple[str, str]] | None = None,
         patience: float = PATIENCE_SECONDS,
+        name: str = "",
     ) -> None:
         self.channel = channel
         self.dial = dial
@@ -79,12 +81,12 @@ class Connection:
         self._patience = patience
         self._given_up: set[str] = set()
         self._given = tuple(metadata)
-        self._metadata = (("turngym-client", secrets.token_hex(16)), *self._given)
+        self._metadata = (("turngym-client", name or secrets.token_hex(16)), *self._given)
         self._stub = pb_grpc.EnvironmentServiceStub(channel)
 
-    def another_client(self) -> Connection:
-        """The same server, called under another client's name."""
-        return Connection(self.channel, self._given, self.dial)
+    def another_client(self, name: str = "") -> Connection:
+        """The same server, called under another client's name: this one, or a fresh one."""
+        return Connection(self.channel, self._given, self.dial, name=name)
 
     def another_caller(self) -> Connection | None:
         """The same server, called with another token; None where there is no other."""

@@ -4,7 +4,7 @@ import re
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.conformance import chain, expect
-from turngym_server.conformance.connection import describe_status, retry_seconds
+from turngym_server.conformance.connection import CallFailed, describe_status, retry_seconds
 from turngym_server.conformance.probe import NOISE_SEED, Probe
 from turngym_server.conformance.rule import NotApplicable, rule, server_rule
 
@@ -145,6 +145,33 @@ def options_of_a_start(probe: Probe) -> None:
     (default, asked) = probe.start_items([probe.item(), probe.item(options_json=f" {probe.spec.options_json} ")])
     expect.same(default.started.options_json, probe.spec.options_json, "options_json")
     expect.same(asked.started.options_json, probe.spec.options_json, "options_json, when sent back with spaces,")
+
+
+@server_rule
+def options_have_bounds(probe: Probe) -> None:
+    """Reset: options nested more than 32 deep, or of more than 64 KiB of UTF-8, must be INVALID_ARGUMENT."""
+    deep = '{"no_such_option": ' + "[" * 5_000 + "]" * 5_000 + "}"
+    long = '{"no_such_option": "' + "é" * 33_000 + '"}'
+    for name, options in (("10,000 brackets", deep), ("66,000 bytes", long)):
+        with expect.case(name):
+            expect.refused(probe.reset([probe.item(options_json=options)])[0], "INVALID_OPTIONS")
+
+
+@server_rule
+def client_names_have_a_bound(probe: Probe) -> None:
+    """Reset: two clients whose long names begin alike must be two, or refused with INVALID_ARGUMENT."""
+    item = probe.item()
+    clients = [probe.connection.another_client("c" * 200 + each) for each in "12"]
+    sessions: set[str] = set()
+    for client in clients:
+        try:
+            outcomes = client.reset(pb.ResetRequest(items=[item])).outcomes
+        except CallFailed as failure:
+            expect.failed(failure.status, ["INVALID_ITEM"])
+        else:
+            started = probe.keep(expect.one_each(outcomes, [item]))[0].started
+            expect.true(started.session_id not in sessions, "they were given the same session")
+            sessions.add(started.session_id)
 
 
 @rule

@@ -26,6 +26,11 @@ DIGEST_BYTES: Final = 32
 MAX_WAIT_SECONDS: Final = 60.0
 """The longest that a caller can have a reply held back."""
 DEFAULT_WAIT_SECONDS: Final = 10.0
+MAX_RESUME_ACTIONS: Final = 50_000
+MAX_RESUME_BYTES: Final = 16 * 1024 * 1024
+MAX_RESUME_SEGMENTS: Final = 4_096
+"""What one episode may bring along to be played again. Five times the actions that environments let an episode run, as
+those that were left out count too; a quarter of a message."""
 
 
 def find_host(hosts: Mapping[str, EnvironmentHost], environment_id: str) -> EnvironmentHost:
@@ -116,6 +121,7 @@ def read_reset(
             noise=(NoiseSegment(1, seeds.noise_seed),),
             seal=seal,
             withheld_from=withheld_from,
+            drawn=seal is None and not item.HasField("level_seed"),
         )
     if spec.determinism is not Determinism.BYTES:
         raise ItemError(
@@ -182,10 +188,19 @@ def _turns(resume: pb.Resume, most: int) -> tuple[tuple[str, ...], ...]:
     for step_index, actions in enumerate(turns, start=1):
         if not actions:
             raise _invalid(f"resume with no actions in turn {step_index}; expected at least one")
+    if (count := sum(map(len, turns))) > MAX_RESUME_ACTIONS:
+        raise _invalid(f"resume with {count} actions; an episode of more than {MAX_RESUME_ACTIONS} cannot be resumed")
+    # Of the message, so that no text is encoded again: each action takes a few bytes beside its own.
+    if (size := resume.ByteSize()) > MAX_RESUME_BYTES:
+        raise _invalid(f"resume of {size} bytes; an episode of more than {MAX_RESUME_BYTES} cannot be resumed")
     return turns
 
 
 def _noise(resume: pb.Resume) -> tuple[NoiseSegment, ...]:
+    if (count := len(resume.noise)) > MAX_RESUME_SEGMENTS:
+        raise _invalid(
+            f"resume with {count} noise segments; an episode of more than {MAX_RESUME_SEGMENTS} cannot be resumed"
+        )
     segments = tuple(NoiseSegment(segment.from_step, segment.noise_seed) for segment in resume.noise)
     steps = [segment.from_step for segment in segments]
     last = len(resume.turns) + 1

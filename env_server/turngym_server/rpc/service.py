@@ -413,7 +413,7 @@ class EnvironmentService:
                 host=host,
                 options_json=plan.options.json,
                 split=plan.split,
-                level_seed=plan.level_seed,
+                level_seed=started.level_seed,
                 seal=plan.seal,
                 instance_id=started.instance_id,
                 world_id=started.world_id,

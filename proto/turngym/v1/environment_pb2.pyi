@@ -44,6 +44,9 @@ now; try again.
 The status of a whole call travels as google.rpc.Status in the trailing metadata "grpc-status-details-bin".
 
 Metadata "turngym-client" names the client that calls, by 16 random bytes in hex; request ids are told apart by it.
+One of more than 128 characters is refused (INVALID_ITEM; the whole call). A token comes as "authorization", "Bearer"
+and the token. The metadata of a call take at most 8 KiB, by gRPC's count, names and 32 bytes each included: beyond
+that gRPC itself refuses the call, with RESOURCE_EXHAUSTED and no details.
 A server also answers grpc.health.v1.Health, for "" and for "turngym.v1.EnvironmentService".
 
 Bytes that every server makes alike. H is SHA-256, numbers are little-endian, f64 is IEEE 754, ‖ joins bytes, and
@@ -696,7 +699,9 @@ class EnvironmentSpec(google.protobuf.message.Message):
     split_epoch: builtins.int
     """Grows when a rule change moves instances between splits."""
     step_deadline_seconds: builtins.float
-    """A turn that takes longer fails with DEADLINE_EXCEEDED, its episode with it."""
+    """A turn that takes longer fails with DEADLINE_EXCEEDED, its episode with it. Seconds on the clock, from when its
+    thread begins, not of a processor: on a busy machine a turn may come to it that does not elsewhere.
+    """
     @property
     def tools_json(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """JSON Schemas of the tools, for TOOL_CALL."""
@@ -880,13 +885,14 @@ class ResetItem(google.protobuf.message.Message):
     expected_version: builtins.str
     """Refuse another version; empty: any."""
     options_json: builtins.str
-    """JSON object in at most 64 KiB; empty: all defaults. Read strictly: nothing is set twice, an integer has no fraction
-    and no exponent (1.0 is none), and numbers and booleans are no strings. On a server that plays an operator's level
-    file, options of the generator are refused, and the resolved options name the file: {"levels": "<id>", …}.
+    """JSON object in at most 64 KiB of UTF-8, in which objects and arrays are nested at most 32 deep, itself included;
+    empty: all defaults. Read strictly: nothing is set twice, an integer has no fraction and no exponent (1.0 is none),
+    and numbers and booleans are no strings. On a server that plays an operator's level file, options of the generator
+    are refused, and the resolved options name the file: {"levels": "<id>", …}.
     """
     split: global___Split.ValueType
     level_seed: builtins.int
-    """Unset: drawn by the server and returned."""
+    """Unset: drawn by the server and returned, again where it comes to a held-out world that the role may not meet."""
     sealed_seed: builtins.bytes
     """A board's level and noise seed, encrypted for the server, good for one environment, options and split. Such a
     session is sealed: Fork and Advise are refused, and neither replies, errors nor logs show seeds, noise, instance
@@ -928,7 +934,10 @@ global___ResetItem = ResetItem
 
 @typing.final
 class Resume(google.protobuf.message.Message):
-    """An episode that began elsewhere. Refused where determinism is NONE. level_seed or sealed_seed must be set."""
+    """An episode that began elsewhere. Refused where determinism is NONE. level_seed or sealed_seed must be set. At most
+    50,000 actions over all turns, 4,096 noise segments, and 16 MiB of this message (INVALID_ITEM): an episode that has
+    grown beyond them is played on where it is, and lost with its session.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -44,6 +44,9 @@ now; try again.
 The status of a whole call travels as google.rpc.Status in the trailing metadata "grpc-status-details-bin".
 
 Metadata "turngym-client" names the client that calls, by 16 random bytes in hex; request ids are told apart by it.
+One of more than 128 characters is refused (INVALID_ITEM; the whole call). A token comes as "authorization", "Bearer"
+and the token. The metadata of a call take at most 8 KiB, by gRPC's count, names and 32 bytes each included: beyond
+that gRPC itself refuses the call, with RESOURCE_EXHAUSTED and no details.
 A server also answers grpc.health.v1.Health, for "" and for "turngym.v1.EnvironmentService".
 
 Bytes that every server makes alike. H is SHA-256, numbers are little-endian, f64 is IEEE 754, ‖ joins bytes, and
