@@ -18,9 +18,9 @@ from typing import Annotated, Final
 import typer
 
 import turngym
+from turngym.command import run_command
 from turngym_server import lifecycle
 from turngym_server.access.sealed import read_seal_key
-from turngym_server.command import run_command
 from turngym_server.config import DEFAULT_SPLITS, ServerConfig
 from turngym_server.discovery import ALL, find_specs
 from turngym_server.environment import EnvironmentSpec
@@ -280,11 +280,11 @@ def _option_value(text: str) -> object:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command; on a wrong argument prints one line and exits with status 2."""
-    run_command(app, "env_server", arguments, told=_told)
+    run_command(app, "env_server", arguments, expected=(OSError, ValueError), told=_told)
 
 
-def _told(error: OSError) -> str:
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+def _told(error: Exception) -> str:
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from turngym.command import run_command
 from turngym_client import Client, Limits, Split, TurngymError, connect
 from turngym_leaderboard import record as records
 from turngym_leaderboard import tables
@@ -242,7 +243,7 @@ def _fail(message: str) -> NoReturn:
 
 def main() -> None:
     """Runs the command."""
-    app()
+    run_command(app, "leaderboard")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
+from turngym.command import run_command
 from turngym_client import Split, TurngymError
 from turngym_trainer.checkpoint import TRAINING, CheckpointError, read_state
 from turngym_trainer.evaluate import choose_levels, evaluate
@@ -138,7 +139,7 @@ def settings_command() -> None:
 def main() -> None:
     """Entry point of the command `trainer`."""
     disable_progress_bar()  # transformers draws bars of its own, through ours.
-    app()
+    run_command(app, "trainer")
 
 
 def _made_with(policy: Path) -> dict[str, object] | None:

@@ -8,9 +8,9 @@ from typing import Annotated, Final
 
 import typer
 
+from turngym.command import run_command
 from turngym_server.access.private_file import write_private
 from turngym_server.access.sealed import KEY_BYTES
-from turngym_server.command import run_command
 
 app: Final = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -26,7 +26,7 @@ def make(file: Annotated[Path, typer.Argument(help="The file to make; there must
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command; on a wrong argument prints one line and exits with status 2."""
-    run_command(app, "env_server_seal_key", arguments)
+    run_command(app, "env_server_seal_key", arguments, expected=(OSError, ValueError))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
+from turngym.command import run_command
 from turngym_server.access.quotas import (
     MAX_BYTES_PER_SECOND,
     MAX_REQUESTS_PER_SECOND,
@@ -19,7 +20,6 @@ from turngym_server.access.quotas import (
 )
 from turngym_server.access.roles import Role
 from turngym_server.access.tokens import digest_of, new_token, read_tokens
-from turngym_server.command import run_command
 
 app: Final = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -86,7 +86,7 @@ def _append(file: Path, section: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command; on a wrong argument prints one line and exits with status 2."""
-    run_command(app, "env_server_token", arguments)
+    run_command(app, "env_server_token", arguments, expected=(OSError, ValueError))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import os
 import sys
 from typing import TextIO
 
+from turngym.command import USAGE_ERROR
 from turngym_server import lifecycle
-from turngym_server.command import USAGE_ERROR
 from turngym_server.discovery import find_specs
 from turngym_server.host import EnvironmentHost
 from turngym_server.processes.lifeline import die_with_parent

@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from turngym.command import run_command
 from turngym_server.watching.snapshot import Snapshot, Window, read
 
 FETCH_SECONDS: Final = 5.0
@@ -214,7 +215,7 @@ def _fail(message: str) -> NoReturn:
 
 def main() -> None:
     """Runs the command."""
-    app()
+    run_command(app, "turngym")
 
 
 if __name__ == "__main__":
