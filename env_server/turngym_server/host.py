@@ -41,7 +41,14 @@ from turngym_server.reference import (
 )
 from turngym_server.rng import LEVEL_STREAM, Rng
 from turngym_server.sessions.digest import canonical_json, first_digest
-from turngym_server.sessions.episode import Episode, NoiseSegment, Turn, checked_observation, finite_metrics
+from turngym_server.sessions.episode import (
+    Episode,
+    NoiseSegment,
+    Turn,
+    check_returned,
+    checked_observation,
+    finite_metrics,
+)
 from turngym_server.splits import HELD_OUT_SHARE, Split, split_of, world_id
 
 MAX_DRAWS: Final = 1_000
@@ -399,7 +406,9 @@ class EnvironmentHost:
             if plan.level_seed >= len(levels):
                 raise self._past_the_end(plan.level, split)
             level = levels[plan.level_seed]
-            return environment.load(self._catalogue.levels[level]), self._catalogue.worlds[level]
+            start = environment.load(self._catalogue.levels[level])
+            check_returned(environment, "load", start, Start)
+            return start, self._catalogue.worlds[level]
         for draw in range(MAX_DRAWS):
             try:
                 start = environment.reset(Rng(plan.level_seed, LEVEL_STREAM + draw))
@@ -407,6 +416,7 @@ class EnvironmentHost:
                 # Of a sealed seed, what the environment says may quote the level.
                 why = str(error) if plan.seal is None else f"no instance for {plan.level}"
                 raise ItemError(Reason.NO_SUCH_INSTANCE, f"{self.spec.id}: {why}") from None
+            check_returned(environment, "reset", start, Start)
             world = environment.world()
             if split is Split.ALL or self._split_of(world) is split:
                 return start, world

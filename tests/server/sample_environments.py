@@ -145,12 +145,18 @@ class Faulty(Environment[FaultyOptions]):
     def reset(self, level: Rng) -> Start:
         if self.options.reset == "raise":
             raise RuntimeError("no level today")
+        if self.options.reset == "nothing":
+            return None
         return Start("x" * 300_000 if self.options.reset == "long" else "Ready.")
 
     def step(self, action: str, noise: Rng) -> ActionResult:
         match action:
             case "raise":
                 raise KeyError("a missing wall")
+            case "nothing":
+                return None  # As who forgets a `return` does.
+            case "stray":
+                return ActionResult(self.nowhere, 0.0)
             case "ramble":
                 raise RuntimeError("first\n\x1b[31msecond\x00" + "é" * 1_000)
             case "mute":

@@ -4,6 +4,7 @@ import asyncio
 import difflib
 import json
 import re
+from dataclasses import replace
 from urllib.parse import quote
 
 import grpc
@@ -17,7 +18,7 @@ from turngym.v1 import environment_pb2 as pb
 from turngym_client import EpisodeLost, aconnect
 from turngym_client import Split as ClientSplit
 from turngym_server.discovery import find_specs
-from turngym_server.environment import Limits
+from turngym_server.environment import Isolation, Limits
 from turngym_server.errors import ItemError, Reason
 from turngym_server.host import EnvironmentHost, distinct
 from turngym_server.rpc import wire
@@ -560,6 +561,27 @@ async def test_exceptions_are_told_bounded_and_on_one_line():
         assert error.message == f"faulty failed in step 1: RuntimeError: first  [31msecond {'é' * 282}"
         session_id = (await start(stub, environment_id="faulty")).session_id
         assert (await step(stub, session_id, 1, "mute")).error.message == "faulty failed in step 1: MuteError"
+
+
+@pytest.mark.parametrize("isolation", [None, Isolation()])
+async def test_what_is_no_result_is_told_with_what_was_expected(isolation):
+    fault = "EnvironmentFault: Faulty.step returned None; expected "
+    async with serving(replace(FAULTY, isolation=isolation)) as (stub, _):
+        for actions, told in (
+            (["nothing"], f"{fault}turngym_server.environment.ActionResult"),
+            (["go", "nothing"], fault),
+            (["go", "stray"], "AttributeError: 'Faulty' object has no attribute 'nowhere'"),
+            (["stray"], "AttributeError: 'Faulty' object has no attribute 'nowhere'"),
+        ):
+            session_id = (await start(stub, environment_id="faulty")).session_id
+            error = (await step(stub, session_id, 1, *actions, max_wait_seconds=20)).error
+            assert reason(error) == "ENVIRONMENT_FAILED"
+            assert error.message.startswith(f"faulty failed in step 1: {told}")
+        error = await reset_error(stub, reset_item("faulty", options_json='{"reset": "nothing"}'))
+        assert error.message == (
+            "faulty failed in a reset: EnvironmentFault: Faulty.reset returned None; "
+            "expected turngym_server.environment.Start"
+        )
 
 
 async def test_a_reset_that_fails_is_remembered():

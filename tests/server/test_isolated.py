@@ -275,6 +275,16 @@ async def test_a_class_that_its_process_cannot_find():
     class Local(Unruly):
         pass
 
-    with pytest.raises(OSError, match=r"unruly cannot be isolated: (ModuleNotFoundError|AttributeError)"):
+    named = r"class \S*test_isolated\.test_a_class_that_its_process_cannot_find\.<locals>\.Local"
+    with pytest.raises(OSError, match=f"^unruly cannot be isolated: {named} is made inside a function, .* move it"):
         async with serving(replace(UNRULY, environment=Local)):
+            pass
+    # As a class of the program that was started is.
+    started = type("Started", (Unruly,), {"__module__": "__main__", "__qualname__": "Started"})
+    with pytest.raises(OSError, match=r"class Started is part of the program that was started, .* to a module"):
+        async with serving(replace(UNRULY, environment=started)):
+            pass
+    absent = type("Absent", (Unruly,), {"__module__": "no_such_module", "__qualname__": "Absent"})
+    with pytest.raises(OSError, match=r"^unruly cannot be isolated: ModuleNotFoundError: .*no_such_module"):
+        async with serving(replace(UNRULY, environment=absent)):
             pass

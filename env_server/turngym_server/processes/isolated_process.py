@@ -23,12 +23,12 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from turngym_server.environment import Environment, Left, NoInstance, Options, Start
+from turngym_server.environment import ActionResult, Environment, Left, NoInstance, Options, Start
 from turngym_server.processes import frames
 from turngym_server.processes.isolation import KILL, NEW, REQUEST_BYTES
 from turngym_server.processes.lifeline import die_with_parent
 from turngym_server.rng import Rng
-from turngym_server.sessions.episode import MAX_LEGAL_ACTIONS
+from turngym_server.sessions.episode import MAX_LEGAL_ACTIONS, check_returned
 
 MEBIBYTE: Final = 1 << 20
 DESCRIPTORS: Final = 2
@@ -242,13 +242,18 @@ class Instance:
         self._environment = self._order.environment(self._order.options.model_validate_json(options))
 
     def _reset(self, level: tuple[int, int]) -> object:
-        return _plain_start(self._environment.reset(Rng(*level)))
+        start = self._environment.reset(Rng(*level))
+        check_returned(self._environment, "reset", start, Start)
+        return _plain_start(start)
 
     def _load(self, level: str) -> object:
-        return _plain_start(self._environment.load(level))
+        start = self._environment.load(level)
+        check_returned(self._environment, "load", start, Start)
+        return _plain_start(start)
 
     def _step(self, action: str, noise: tuple[int, int]) -> object:
         result = self._environment.step(action, Rng(*noise))
+        check_returned(self._environment, "step", result, ActionResult)
         return {
             "observation": result.observation,
             "reward": result.reward,

@@ -207,6 +207,9 @@ class _Template:
     """The process that an environment's processes are forked from."""
 
     def __init__(self, spec: EnvironmentSpec) -> None:
+        for kind in (spec.environment, spec.options):
+            if reason := _reason_not_to_find(kind):
+                raise CannotIsolate(f"{spec.id} cannot be isolated: {reason}")
         self._numbers = 0
         self._control, theirs = socket.socketpair()
         with theirs:
@@ -326,6 +329,21 @@ def _order(spec: EnvironmentSpec) -> dict[str, object]:
         "memory_mebibytes": spec.isolation.memory_mebibytes,
         "cpu_seconds": spec.isolation.cpu_seconds,
     }
+
+
+def _reason_not_to_find(kind: type) -> str:
+    """Why another process cannot import a class; "": it may."""
+    if "<locals>" in kind.__qualname__:
+        return (
+            f"class {kind.__module__}.{kind.__qualname__} is made inside a function, and a process of its own can only "
+            "import what stands at the top of a module; move it there"
+        )
+    if kind.__module__ == "__main__":
+        return (
+            f"class {kind.__qualname__} is part of the program that was started, which a process of its own cannot "
+            "import; move it to a module"
+        )
+    return ""
 
 
 def _left(left: Left) -> Sequence[int]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from turngym_server.environment import ActionResult, Environment, Left, Limits
+from turngym_server.environment import ActionResult, Environment, Left, Limits, Start
 from turngym_server.rng import NOISE_STREAM, Rng
 from turngym_server.sessions.digest import encode_actions, noise_digest, turn_digest
 
@@ -32,7 +32,10 @@ class EndReason(enum.IntEnum):
 
 
 class EnvironmentFault(Exception):
-    """An environment broke its contract: a reward that is no number, an observation that is too long."""
+    """An environment broke its contract: it returned what it may not, such as a reward that is no number."""
+
+
+_NOTHING_PLAYED: Final = ActionResult("", 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +131,20 @@ class Episode:
         reward = 0.0
         rewards: list[float] = []
         components: dict[str, float] | None = None
-        result: ActionResult | None = None
-        for action in actions[:runnable]:
-            result = step(playable(action), Rng(noise_seed, NOISE_STREAM + self.actions_run))
-            self.actions_run += 1
-            reward += _finite(result.reward, "reward")
-            rewards.append(result.reward)
-            if result.reward_components:
-                components = _added(components, result.reward_components)
-            if result.terminated or not result.valid:
-                break
-        assert result is not None
+        result = _NOTHING_PLAYED
+        try:
+            for action in actions[:runnable]:
+                result = step(playable(action), Rng(noise_seed, NOISE_STREAM + self.actions_run))
+                self.actions_run += 1
+                reward += _finite(result.reward, "reward")
+                rewards.append(result.reward)
+                if result.reward_components:
+                    components = _added(components, result.reward_components)
+                if result.terminated or not result.valid:
+                    break
+        except AttributeError:  # Asked only now, as every step comes this way.
+            check_returned(self.environment, "step", result, ActionResult)
+            raise
         self.turns_played += 1
         self.end_reason = end_reason = self._end_reason(result.terminated, now)
         success = result.success if end_reason else None
@@ -216,6 +222,18 @@ class Episode:
         if limits.wall_seconds is not None and now - self.started >= limits.wall_seconds:
             return EndReason.WALL_CLOCK
         return EndReason.NONE
+
+
+def check_returned(
+    environment: Environment[Any], method: str, value: object, expected: type[ActionResult] | type[Start]
+) -> None:
+    """Raises EnvironmentFault where a method of an environment returned something else than it must."""
+    if not isinstance(value, expected):
+        came = "None" if value is None else type(value).__name__
+        raise EnvironmentFault(
+            f"{type(environment).__qualname__}.{method} returned {came}; expected "
+            f"{expected.__module__}.{expected.__name__}"
+        )
 
 
 def playable(action: str) -> str:
