@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Final, Generic, TypeVar
 
 FRESH_WAIT: Final = 0.01
 """Seconds that a request of fresh items lets the server wait for the last of them."""
@@ -34,27 +33,63 @@ ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 
-@dataclass(slots=True)
 class _Waiting(Generic[ItemT, ResultT]):
-    item: ItemT
-    size: int
-    result: asyncio.Future[ResultT]
+    __slots__ = ("item", "result", "size")
+
+    def __init__(self, item: ItemT, size: int, result: asyncio.Future[ResultT]) -> None:
+        self.item = item
+        self.size = size
+        self.result = result
+
+
+class Request(Generic[ItemT, ResultT]):
+    """Items that travel together, until they are answered or given up; only the first of the two counts.
+
+    Attributes:
+        items: in the order in which they were submitted.
+        wait: seconds that the server may wait for all of them.
+    """
+
+    __slots__ = ("_batch", "_lane", "items", "wait")
+
+    def __init__(self, lane: Coalescer[ItemT, ResultT], batch: Sequence[_Waiting[ItemT, ResultT]], wait: float) -> None:
+        self.items = [waiting.item for waiting in batch]
+        self.wait = wait
+        self._batch = batch
+        self._lane = lane
+
+    def answer(self, results: Sequence[ResultT | None]) -> None:
+        """Hands out the items' results, in order; an item whose result is None is sent again."""
+        if self._lane.ended(self):
+            for waiting, result in zip(self._batch, results, strict=True):
+                if result is None:
+                    self._lane.repeat(waiting)
+                elif not waiting.result.done():
+                    waiting.result.set_result(result)
+
+    def send(self, sending: Coroutine[Any, Any, None]) -> None:
+        """Sends it in another way. What `sending` raises is every item's outcome."""
+        self._lane.send(self, sending)
+
+    def fail(self, error: Exception) -> None:
+        """Makes `error` every item's outcome."""
+        if self._lane.ended(self):
+            _fail(self._batch, error)
 
 
 class Coalescer(Generic[ItemT, ResultT]):
     """One lane of items that may share requests. Belongs to one event loop.
 
     Args:
-        send: sends items and gives their results in order, None for one that is unfinished and must be sent again.
-            Its second argument is how many seconds the server may wait for all of them. What it raises is every
-            item's outcome.
+        send: sends a request, and sees to it that it is answered, then or later. What it raises is every item's
+            outcome.
         max_items: items in one request; asked anew each time, as a server that comes back may say otherwise.
         max_size: sum of the items' `size` in one request; a larger item travels alone.
     """
 
     def __init__(
         self,
-        send: Callable[[Sequence[ItemT], float], Awaitable[Sequence[ResultT | None]]],
+        send: Callable[[Request[ItemT, ResultT]], Coroutine[Any, Any, None]],
         *,
         max_items: Callable[[], int],
         max_size: int,
@@ -66,9 +101,9 @@ class Coalescer(Generic[ItemT, ResultT]):
         self._size = size
         self._fresh: deque[_Waiting[ItemT, ResultT]] = deque()
         self._repeated: deque[_Waiting[ItemT, ResultT]] = deque()
-        self._fresh_under_way = 0
-        self._repeated_under_way = 0
-        self._under_way: dict[asyncio.Task[None], list[_Waiting[ItemT, ResultT]]] = {}
+        self._fresh_under_way: set[Request[ItemT, ResultT]] = set()
+        self._repeated_under_way: set[Request[ItemT, ResultT]] = set()
+        self._sending: set[asyncio.Task[None]] = set()
         self._flush_is_due = False
         self._loop = asyncio.get_running_loop()  # Asked for once: it costs a system call each time.
 
@@ -81,43 +116,78 @@ class Coalescer(Generic[ItemT, ResultT]):
 
     async def close(self, error: Exception) -> None:
         """Gives up whatever is under way; everybody who waits gets `error`."""
-        under_way = dict(self._under_way)
-        for task, batch in under_way.items():
+        for request in (*self._fresh_under_way, *self._repeated_under_way):
+            request.fail(error)
+        for queue in (self._fresh, self._repeated):
+            _fail(queue, error)
+            queue.clear()
+        sending = list(self._sending)
+        for task in sending:
             task.cancel()
-            _fail(batch, error)
-        _fail(self._fresh, error)
-        _fail(self._repeated, error)
-        self._fresh.clear()
-        self._repeated.clear()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        await asyncio.gather(*sending, return_exceptions=True)
+
+    def ended(self, request: Request[ItemT, ResultT]) -> bool:
+        """Notes that a request is under way no more, which makes room for others. False: that was known."""
+        under_way = self._under_way(request.wait)
+        if request not in under_way:
+            return False
+        under_way.discard(request)
+        if self._fresh or self._repeated:
+            self._flush_soon()
+        return True
+
+    def repeat(self, waiting: _Waiting[ItemT, ResultT]) -> None:
+        """Sends an unfinished item again."""
+        self._repeated.append(waiting)
+        self._flush_soon()
+
+    def send(self, request: Request[ItemT, ResultT], sending: Coroutine[Any, Any, None]) -> None:
+        """Sends a request in a task of its own."""
+        self._start(_exchange(request, sending))
+
+    def _under_way(self, wait: float) -> set[Request[ItemT, ResultT]]:
+        return self._fresh_under_way if wait == FRESH_WAIT else self._repeated_under_way
 
     def _flush_soon(self) -> None:
         # Everything submitted in this turn of the loop leaves together.
         if not self._flush_is_due:
             self._flush_is_due = True
-            self._loop.call_soon(self._flush)
+            self._start(self._flush())
 
-    def _flush(self) -> None:
+    def _start(self, sending: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(sending)
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _flush(self) -> None:
         self._flush_is_due = False
+        requests: list[Request[ItemT, ResultT]] = []
         while most := self._fresh_items():
-            if batch := self._take(self._fresh, most):
-                self._fresh_under_way += 1
-                self._start(batch, FRESH_WAIT)
-        while self._repeated and self._repeated_under_way < MAX_REPEATED:
-            if batch := self._take(self._repeated, self._max_items()):
-                self._repeated_under_way += 1
-                self._start(batch, REPEATED_WAIT)
+            self._take(self._fresh, most, FRESH_WAIT, requests)
+        while self._repeated and len(self._repeated_under_way) < MAX_REPEATED:
+            self._take(self._repeated, self._max_items(), REPEATED_WAIT, requests)
+        # The first is sent here and now: another task would begin a turn of the loop later.
+        for request in requests[1:]:
+            self.send(request, self._send(request))
+        if requests:
+            await _exchange(requests[0], self._send(requests[0]))
 
     def _fresh_items(self) -> int:
         """How many fresh items may leave now in one more request."""
-        ready, most = len(self._fresh), self._max_items()
-        if self._fresh_under_way == 0:
+        ready, most, under_way = len(self._fresh), self._max_items(), len(self._fresh_under_way)
+        if under_way == 0:
             return min(most, (ready + 1) // 2 if ready >= 2 * SIDE_BY_SIDE else ready)
-        least = min(SIDE_BY_SIDE, most) if self._fresh_under_way == 1 else most
-        return min(most, ready) if ready >= least and self._fresh_under_way < MAX_FRESH else 0
+        least = min(SIDE_BY_SIDE, most) if under_way == 1 else most
+        return min(most, ready) if ready >= least and under_way < MAX_FRESH else 0
 
-    def _take(self, queue: deque[_Waiting[ItemT, ResultT]], most: int) -> list[_Waiting[ItemT, ResultT]]:
-        """The front of the queue, as much as fits in one request, without what nobody waits for any more."""
+    def _take(
+        self,
+        queue: deque[_Waiting[ItemT, ResultT]],
+        most: int,
+        wait: float,
+        requests: list[Request[ItemT, ResultT]],
+    ) -> None:
+        """Makes one more request of the front of a queue: as much as fits, without what nobody waits for any more."""
         batch: list[_Waiting[ItemT, ResultT]] = []
         size = 0
         while queue and len(batch) < most:
@@ -127,29 +197,17 @@ class Coalescer(Generic[ItemT, ResultT]):
             if not waiting.result.done():
                 batch.append(waiting)
                 size += waiting.size
-        return batch
+        if batch:
+            request = Request(self, batch, wait)
+            self._under_way(wait).add(request)
+            requests.append(request)
 
-    def _start(self, batch: list[_Waiting[ItemT, ResultT]], wait: float) -> None:
-        task = self._loop.create_task(self._exchange(batch, wait))
-        self._under_way[task] = batch
-        task.add_done_callback(self._under_way.pop)
 
-    async def _exchange(self, batch: list[_Waiting[ItemT, ResultT]], wait: float) -> None:
-        try:
-            results = await self._send([waiting.item for waiting in batch], wait)
-            for waiting, result in zip(batch, results, strict=True):
-                if result is None:
-                    self._repeated.append(waiting)
-                elif not waiting.result.done():
-                    waiting.result.set_result(result)
-        except Exception as error:
-            _fail(batch, error)
-        finally:
-            if wait == FRESH_WAIT:
-                self._fresh_under_way -= 1
-            else:
-                self._repeated_under_way -= 1
-            self._flush_soon()
+async def _exchange(request: Request[ItemT, ResultT], sending: Coroutine[Any, Any, None]) -> None:
+    try:
+        await sending
+    except Exception as error:
+        request.fail(error)
 
 
 def _fail(batch: Iterable[_Waiting[ItemT, ResultT]], error: Exception) -> None:

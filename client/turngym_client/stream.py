@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import grpc.aio
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 _ENDED: Final = status_pb2.Status(code=code_pb2.UNAVAILABLE, message="the server ended the stream")
 _CLOSED: Final = status_pb2.Status(code=code_pb2.CANCELLED, message="the stream was given up")
 
+Answered = Callable[[pb.StepResponse | StatusError], None]
+"""Is told the reply to a request; or that it was refused, was not answered in time, or the stream broke."""
+
 
 class StepStream:
     """One call of `StepStream`, which ends with its first failure. Belongs to one event loop.
@@ -36,36 +40,26 @@ class StepStream:
         self._call = call
         self._ids = itertools.count(1)
         self._writing = asyncio.Lock()
-        self._waiting: dict[int, asyncio.Future[pb.StepStreamResponse]] = {}
+        self._being_written = 0
+        self._waiting: dict[int, tuple[Answered, asyncio.TimerHandle]] = {}
         self._loop = asyncio.get_running_loop()
         self._opening = self._loop.create_task(self._open())
         self._reading = self._loop.create_task(self._read())
 
-    async def exchange(self, request: pb.StepRequest, deadline: float) -> pb.StepResponse:
-        """The reply to a request.
+    async def send(self, request: pb.StepRequest, deadline: float, answered: Answered) -> None:
+        """Sends a request, unless it is answered before it can be.
 
         Args:
             deadline: seconds after which the request is given up; its answer is dropped when it comes.
-
-        Raises:
-            StatusError: the request was refused, was not answered in time, or the stream broke.
+            answered: called once.
         """
         request_id = next(self._ids)
-        waiting = self._waiting[request_id] = self._loop.create_future()
-        try:
-            async with asyncio.timeout(deadline):
-                await self._write(pb.StepStreamRequest(id=request_id, step=request))
-                response = await waiting
-        except TimeoutError:
-            message = f"no answer within {deadline:g} s"
-            raise StatusError(
-                status_pb2.Status(code=code_pb2.DEADLINE_EXCEEDED, message=message), of_item=False
-            ) from None
-        finally:
-            del self._waiting[request_id]
-        if response.HasField("error"):
-            raise StatusError(response.error, of_item=False)
-        return response.step
+        expiry = self._loop.call_later(deadline, self._expire, request_id, deadline)
+        self._waiting[request_id] = answered, expiry
+        if self.broken:
+            self._answer(request_id, StatusError(_ENDED, of_item=False))
+            return
+        await self._write(request_id, request)
 
     async def close(self) -> None:
         """Ends the call; whoever still waits gets an error."""
@@ -77,32 +71,44 @@ class StepStream:
         with contextlib.suppress(grpc.aio.AioRpcError):
             await self._call.wait_for_connection()
 
-    async def _write(self, message: pb.StepStreamRequest) -> None:
-        """Sends a message. Where the stream is broken, `_read` says so to whoever waits.
-
-        Cut off in the middle by a deadline, it takes the stream with it, as gRPC has it.
-        """
+    async def _write(self, request_id: int, request: pb.StepRequest) -> None:
+        """Sends a message. Where the stream is broken, `_read` says so to whoever waits."""
         if not self._opening.done():
             await asyncio.wait({self._opening})
         try:
             async with self._writing:
-                if not self.broken:
-                    await self._call.write(message)
+                if request_id in self._waiting:
+                    self._being_written = request_id
+                    await self._call.write(pb.StepStreamRequest(id=request_id, step=request))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass
         except asyncio.CancelledError:
             # gRPC also raises it where the call was cancelled; that is no cancellation of this task.
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
+        finally:
+            self._being_written = 0
+
+    def _expire(self, request_id: int, deadline: float) -> None:
+        """Gives up a request. One that gRPC has not taken by now takes the stream with it."""
+        if self._being_written == request_id:
+            self._call.cancel()
+        status = status_pb2.Status(code=code_pb2.DEADLINE_EXCEEDED, message=f"no answer within {deadline:g} s")
+        self._answer(request_id, StatusError(status, of_item=False))
+
+    def _answer(self, request_id: int, answer: pb.StepResponse | StatusError) -> None:
+        if (waiting := self._waiting.pop(request_id, None)) is not None:
+            answered, expiry = waiting
+            expiry.cancel()
+            answered(answer)
 
     async def _read(self) -> None:
         """Hands out answers until the stream breaks, and then says so to whoever waits."""
         status = _ENDED
         try:
             while isinstance(response := await self._call.read(), pb.StepStreamResponse):
-                waiting = self._waiting.get(response.id)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(response)
+                failed = response.HasField("error")
+                self._answer(response.id, StatusError(response.error, of_item=False) if failed else response.step)
         except grpc.aio.AioRpcError as error:
             status = status_of(error)
         except asyncio.CancelledError:  # The call was, by `close` or with its channel.
@@ -110,6 +116,5 @@ class StepStream:
         self.broken = True
         self._call.cancel()
         self._opening.cancel()
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_result(pb.StepStreamResponse(error=status))
+        for request_id in list(self._waiting):
+            self._answer(request_id, StatusError(status, of_item=False))

@@ -36,7 +36,7 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from weakref import WeakSet
 
@@ -45,7 +45,7 @@ from google.rpc import code_pb2
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc as pb_grpc
 from turngym_client.calls import result
-from turngym_client.coalesce import Coalescer
+from turngym_client.coalesce import Coalescer, Request
 from turngym_client.credentials import NO_CREDENTIALS, Credentials
 from turngym_client.errors import NotServed, ProtocolError, ServerBusy, ServerUnavailable
 from turngym_client.messages import StatusError, Verdict, server_from_pb
@@ -54,6 +54,8 @@ from turngym_client.types import ServerInfo, cut, told
 
 if TYPE_CHECKING:
     from turngym.v1.environment_pb2_grpc import EnvironmentServiceAsyncStub
+
+    _StepRequest = Request[pb.StepItem, pb.StepOutcome]
 
 SHORT_DEADLINE: Final = 5.0
 BACKOFF_FIRST: Final = 0.1
@@ -178,8 +180,8 @@ class Server:
         key = (environment_id, want_legal_actions)
         if (lane := self._step_lanes.get(key)) is None:
 
-            async def send(items: Sequence[pb.StepItem], wait: float) -> Sequence[pb.StepOutcome | None]:
-                return await self._send_steps(items, wait, want_legal_actions)
+            async def send(request: _StepRequest) -> None:
+                await self._send_steps(request, want_legal_actions)
 
             lane = self._step_lanes[key] = self._lane(send)
         return await lane.submit(item)
@@ -196,41 +198,51 @@ class Server:
             await self._stream.close()
         await self._channel.close()
 
-    def _lane(
-        self, send: Callable[[Sequence[Any], float], Awaitable[Sequence[ResultT | None]]]
-    ) -> Coalescer[Any, ResultT]:
+    def _lane(self, send: Callable[[Request[Any, ResultT]], Coroutine[Any, Any, None]]) -> Coalescer[Any, ResultT]:
         return Coalescer(send, max_items=self.max_batch_items, max_size=MAX_BATCH_BYTES, size=_size)
 
-    async def _send_steps(
-        self, items: Sequence[pb.StepItem], wait: float, want_legal_actions: bool
-    ) -> Sequence[pb.StepOutcome | None]:
-        request = pb.StepRequest(items=items, max_wait_seconds=wait, want_legal_actions=want_legal_actions)
+    async def _send_steps(self, request: _StepRequest, want_legal_actions: bool) -> None:
+        message = pb.StepRequest(
+            items=request.items, max_wait_seconds=request.wait, want_legal_actions=want_legal_actions
+        )
         # What is refused for its bytes takes the stream with it, so a larger item is a call of its own.
-        fits = len(items) > 1 or _size(items[0]) <= MAX_BATCH_BYTES
-        response = await self._streamed(request) if self._offers_stream and fits else None
-        if response is None:
-            response = await result(self._stub.Step(request, timeout=self._deadline, metadata=self._metadata))
-        return [None if outcome.HasField("pending") else outcome for outcome in matched(items, response.outcomes)]
-
-    async def _streamed(self, request: pb.StepRequest) -> pb.StepResponse | None:
-        """The reply that comes over the stream; None where a call of Step has to bring it."""
+        fits = len(request.items) > 1 or _size(request.items[0]) <= MAX_BATCH_BYTES
+        if not (self._offers_stream and fits):
+            await self._call_step(request, message)
+            return
         if self._stream is None or self._stream.broken:
             self._stream = StepStream(self._stub.StepStream(metadata=self._metadata))
-        try:
-            return await self._stream.exchange(request, self._deadline)
-        except StatusError as error:
-            if error.code == code_pb2.UNIMPLEMENTED:
-                self._offers_stream = False
-                return None
-            # What gRPC says of a write that came after the server had ended the stream, whatever it ended it with.
-            if error.code == code_pb2.INTERNAL and not error.reason:
-                return None
-            raise
+        await self._stream.send(message, self._deadline, lambda answer: self._streamed(answer, request, message))
 
-    async def _send_advise(self, items: Sequence[pb.AdviseItem], wait: float) -> Sequence[pb.AdviseOutcome | None]:
-        request = pb.AdviseRequest(items=items)
-        response = await result(self._stub.Advise(request, timeout=self._deadline, metadata=self._metadata))
-        return matched(items, response.outcomes)
+    def _streamed(self, answer: pb.StepResponse | StatusError, request: _StepRequest, message: pb.StepRequest) -> None:
+        """Takes what came over the stream; where that says nothing of the items, a call of Step asks for them."""
+        if isinstance(answer, pb.StepResponse):
+            _answer_steps(request, answer)
+            return
+        if answer.code == code_pb2.UNIMPLEMENTED:
+            self._offers_stream = False
+        # INTERNAL is what gRPC says of a write that came after the server had ended the stream, whatever it said then.
+        elif answer.code != code_pb2.INTERNAL or answer.reason:
+            request.fail(answer)
+            return
+        request.send(self._call_step(request, message))
+
+    async def _call_step(self, request: _StepRequest, message: pb.StepRequest) -> None:
+        _answer_steps(request, await result(self._stub.Step(message, timeout=self._deadline, metadata=self._metadata)))
+
+    async def _send_advise(self, request: Request[pb.AdviseItem, pb.AdviseOutcome]) -> None:
+        message = pb.AdviseRequest(items=request.items)
+        response = await result(self._stub.Advise(message, timeout=self._deadline, metadata=self._metadata))
+        request.answer(matched(request.items, response.outcomes))
+
+
+def _answer_steps(request: _StepRequest, response: pb.StepResponse) -> None:
+    try:
+        outcomes = matched(request.items, response.outcomes)
+    except ProtocolError as error:
+        request.fail(error)
+    else:
+        request.answer([None if outcome.HasField("pending") else outcome for outcome in outcomes])
 
 
 def matched(items: Sequence[object], outcomes: Sequence[ResultT]) -> Sequence[ResultT]:

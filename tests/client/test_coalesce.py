@@ -14,11 +14,11 @@ class Line:
         self.requests = []
         self.waits = []
 
-    async def send(self, items, wait):
+    async def send(self, request):
         reply = asyncio.get_running_loop().create_future()
-        self.requests.append((list(items), reply))
-        self.waits.append(wait)
-        return await reply
+        self.requests.append((request.items, reply))
+        self.waits.append(request.wait)
+        request.answer(await reply)
 
     def sent(self):
         return [items for items, _ in self.requests]

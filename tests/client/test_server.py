@@ -248,9 +248,9 @@ def test_concurrent_steps_leave_in_few_requests(server):
             home = episodes[0].session.server
             calls, send = [], home._send_steps
 
-            def counting(items, *options):
-                calls.append(len(items))
-                return send(items, *options)
+            def counting(request, *options):
+                calls.append(len(request.items))
+                return send(request, *options)
 
             home._send_steps = counting
             await asyncio.gather(*(episode.step("Up") for episode in episodes))

@@ -222,9 +222,9 @@ def resume(**changes) -> pb.Resume:
         ({"turns": [pb.Actions(actions=["stop"])] * 2}, "DIGEST_MISMATCH", "ended after turn 1"),
         ({"turns": [pb.Actions(actions=["roll"] * 500)] * 100}, "DIGEST_MISMATCH", "ended after turn"),
         (
-            {"turns": [pb.Actions(actions=["roll"] * 500)] * 101},
+            {"turns": [pb.Actions(actions=["roll"] * 500)] * 161},
             "INVALID_ITEM",
-            "50500 actions; an episode of more than",
+            "80500 actions; an episode of more than",
         ),
         ({"turns": [pb.Actions(actions=["x" * 65_000])] * 260}, "INVALID_ITEM", "cannot be resumed"),
         ({"noise": [pb.NoiseSegment(from_step=1)] * 4_096}, "DIGEST_MISMATCH", "seeds, options"),
@@ -242,10 +242,10 @@ async def test_an_episode_that_has_outgrown_a_resume_is_lost_with_its_session():
     clock = Clock()
     async with serving(DICE, clock=clock) as (_, server), aconnect(server.address) as client:
         episode = await client.reset("dice", split=ClientSplit.ALL)
-        await episode.step(["roll"] * 50_001)
+        await episode.step(["roll"] * 80_001)
         await episode.step("roll")  # As long as the session is there it goes on.
         clock.now += server.config.lease_seconds + 1
-        with pytest.raises(EpisodeLost, match="50002 actions; an episode of more than 50000 cannot be resumed"):
+        with pytest.raises(EpisodeLost, match="80002 actions; an episode of more than 80000 cannot be resumed"):
             await episode.step("roll")
 
 

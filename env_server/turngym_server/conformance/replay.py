@@ -127,11 +127,11 @@ def malformed_resumes(probe: Probe) -> None:
 
 @rule
 def resumes_have_bounds(probe: Probe) -> None:
-    """Resume: more than 50,000 actions, 4,096 noise segments or 16 MiB must be INVALID_ARGUMENT."""
+    """Resume: more than 80,000 actions, 4,096 noise segments or 16 MiB must be INVALID_ARGUMENT."""
     probe.needs_bytes()
     episode = probe.live()
     wrong: dict[str, dict[str, object]] = {
-        "50,001 actions": {"turns": [pb.Actions(actions=["a"] * 50_001)]},
+        "80,001 actions": {"turns": [pb.Actions(actions=["a"] * 80_001)]},
         "4,097 noise segments": {"noise": [pb.NoiseSegment(from_step=1)] * 4_097},
         "17 MiB": {"turns": [pb.Actions(actions=["a" * (17 << 20)])]},
     }

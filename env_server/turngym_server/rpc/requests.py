@@ -26,7 +26,7 @@ DIGEST_BYTES: Final = 32
 MAX_WAIT_SECONDS: Final = 60.0
 """The longest that a caller can have a reply held back."""
 DEFAULT_WAIT_SECONDS: Final = 10.0
-MAX_RESUME_ACTIONS: Final = 50_000
+MAX_RESUME_ACTIONS: Final = 80_000
 MAX_RESUME_BYTES: Final = 16 * 1024 * 1024
 MAX_RESUME_SEGMENTS: Final = 4_096
 """What one episode may bring along to be played again. Five times the actions that environments let an episode run, as

@@ -935,7 +935,7 @@ global___ResetItem = ResetItem
 @typing.final
 class Resume(google.protobuf.message.Message):
     """An episode that began elsewhere. Refused where determinism is NONE. level_seed or sealed_seed must be set. At most
-    50,000 actions over all turns, 4,096 noise segments, and 16 MiB of this message (INVALID_ITEM): an episode that has
+    80,000 actions over all turns, 4,096 noise segments, and 16 MiB of this message (INVALID_ITEM): an episode that has
     grown beyond them is played on where it is, and lost with its session.
     """
 
