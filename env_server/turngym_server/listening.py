@@ -14,7 +14,8 @@ from turngym_server.address import check_free
 from turngym_server.config import ServerConfig
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
-REFLECTED: Final = (SERVICE, "grpc.health.v1.Health")
+HEALTH: Final = "grpc.health.v1.Health"
+REFLECTED: Final = (SERVICE, HEALTH)
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 MAX_METADATA_BYTES: Final = 8 * 1024
 SERVER_OPTIONS: Final = (

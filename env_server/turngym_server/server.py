@@ -4,21 +4,24 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 
 from turngym_server.config import ServerConfig
 from turngym_server.host import EnvironmentHost
 from turngym_server.listening import REFLECTED, SERVER_OPTIONS, SERVICE, bind, host_and_port
+from turngym_server.rpc.health import Health
 from turngym_server.rpc.reflection import serve_reflection
 from turngym_server.rpc.service import EnvironmentService
 from turngym_server.watching.metrics import MetricsEndpoint, worker_handlers
 
 if TYPE_CHECKING:
     from turngym_server.watching.tracing import Tracing
+
+FLUSH_SECONDS: Final = 1.0
+"""How long a server that ends waits for clients to take what was answered, and for those that never would, half-sent
+requests, idle streams and silent connections among them."""
 
 
 class Server:
@@ -70,8 +73,8 @@ class Server:
         )
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers((self.service.handlers(),))
-        self._health = HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._health = Health(("", SERVICE))
+        self._server.add_generic_rpc_handlers((self._health.handlers(),))
         serve_reflection(self._server, REFLECTED, self.service.access)
         self.port = bind(self._server, self.config)
         try:
@@ -85,18 +88,18 @@ class Server:
         if self.config.metrics_port is not None:
             self._metrics = MetricsEndpoint(self.config.metrics_host, self.config.metrics_port, self.service.metrics)
         await self._server.start()
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        self._health.set(True)
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     async def drain(self) -> None:
         """Stops: starts no more sessions, lets running turns finish and be collected, then refuses all."""
         self.service.draining = True
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._health.set(False)
         loop = asyncio.get_running_loop()
         end = loop.time() + self.config.grace_seconds
         while (tasks := set(self.service.runtime.tasks)) and loop.time() < end:
             await asyncio.wait(tasks, timeout=end - loop.time())
-        await self.stop(max(end - loop.time(), 0.0))
+        await self.stop(min(max(end - loop.time(), 0.0), FLUSH_SECONDS))
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
         """Refuses new calls, and gives those under way `grace_seconds`."""
@@ -129,10 +132,6 @@ class Server:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
-
-    async def _set_health(self, status: "health_pb2.HealthCheckResponse.ServingStatus") -> None:
-        for service in ("", SERVICE):
-            await self._health.set(service, status)
 
     async def _sweep(self) -> None:
         pause = min(max(self.config.lease_seconds / 4, 0.1), 5.0)

@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from raw_http2 import RawConnection, message
 from serving import CHANNEL_OPTIONS, call_status, details, reason, request_id, reset_item, start, step
 from token_files import write_tokens
 
@@ -620,6 +621,18 @@ def test_sigterm_drains_all(begin):
         assert process.popen.wait(timeout=PATIENCE) == 0
         episode.close()
     assert not any(map(runs, workers))
+    assert process.popen.stderr.read() == ""
+
+
+def test_nothing_idle_holds_up_a_draining_front(begin):
+    process = begin("--port", "0", "--grace-seconds", "600")
+    with RawConnection(process.address, window=0) as connection:
+        connection.call("/grpc.health.v1.Health/Watch", message(b""), ends=True)
+        connection.call("StepStream")
+        connection.call("Step", message(b"half", length=1_000))
+        time.sleep(0.3)
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.popen.wait(timeout=PATIENCE) == 0
     assert process.popen.stderr.read() == ""
 
 

@@ -26,8 +26,6 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 from prometheus_client.core import Metric
 
 from turngym.v1 import environment_pb2 as pb
@@ -52,6 +50,7 @@ from turngym_server.rpc.batches import (
     unframe,
 )
 from turngym_server.rpc.call import Context
+from turngym_server.rpc.health import Health
 from turngym_server.rpc.reflection import serve_reflection
 from turngym_server.rpc.requests import MAX_WAIT_SECONDS, wait_seconds
 from turngym_server.rpc.stream import RequestStream
@@ -223,8 +222,8 @@ class Front:
         """Binds, starts the workers, and begins to serve once all of them do."""
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers((self._handlers(),))
-        self._health = HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._health = Health(("", SERVICE))
+        self._server.add_generic_rpc_handlers((self._health.handlers(),))
         serve_reflection(self._server, REFLECTED, access_of(self.config))
         self.port = bind(self._server, self.config)
         self.workers = Workers(self._order, self._set_health)
@@ -240,7 +239,7 @@ class Front:
     async def drain(self) -> None:
         """Has the workers drain, passing calls on until they have ended, and stops."""
         self._draining = True
-        await self._set_health()
+        self._set_health()
         await self.workers.drain()
         await self._end()
 
@@ -265,11 +264,8 @@ class Front:
         texts["front"] = exposition(process_families()).decode()
         return union(texts, [str(number) for number in range(1, self.config.workers + 1)])
 
-    async def _set_health(self) -> None:
-        fine = self.workers.serving and not self._draining
-        status = health_pb2.HealthCheckResponse.SERVING if fine else health_pb2.HealthCheckResponse.NOT_SERVING
-        for service in ("", SERVICE):
-            await self._health.set(service, status)
+    def _set_health(self) -> None:
+        self._health.set(bool(self.workers.serving) and not self._draining)
 
     # Calls
 

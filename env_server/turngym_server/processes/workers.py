@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import BinaryIO, Final
 
@@ -288,7 +288,7 @@ class Workers:
         changed: called when a worker has come or gone.
     """
 
-    def __init__(self, order: Order, changed: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, order: Order, changed: Callable[[], None]) -> None:
         self._order = order
         self._changed = changed
         self._stopping = False
@@ -330,7 +330,7 @@ class Workers:
         self._keepers = [
             asyncio.ensure_future(self._keep(order, worker)) for order, worker in zip(orders, workers, strict=True)
         ]
-        await self._changed()
+        self._changed()
 
     async def broken(self) -> None:
         """Raises CannotStart, should it come to that no worker serves and none can be started."""
@@ -362,7 +362,7 @@ class Workers:
         while True:
             how = await worker.until_gone()
             worker.serving = False
-            await self._changed()
+            self._changed()
             log.error(
                 "worker %d ended with %s: its sessions are resumed by replay; starting another", order.number, how
             )
@@ -372,7 +372,7 @@ class Workers:
             worker = await self._replace(order, worker, failures)
             self._slots[order.number] = worker
             log.warning("worker %d serves again on %s", order.number, worker.address)
-            await self._changed()
+            self._changed()
 
     async def _replace(self, order: Order, gone: Worker, failures: int) -> Worker:
         """Another worker, on the same port if possible, so that clients find it again."""
