@@ -83,6 +83,10 @@ DEFAULT_PAGE: Final = 100
 
 ItemT = TypeVar("ItemT", bound=Message)
 
+Reply = bytes | Awaitable[bytes]
+"""A serialised reply, or what will give it where it has to be waited for."""
+UnaryMethod = Callable[[bytes, Context], Awaitable[bytes]]
+
 _DEPARTURES: Final = {
     pb.CLOSE_REASON_FINISHED: Departure.FINISHED,
     pb.CLOSE_REASON_ABANDONED: Departure.ABANDONED,
@@ -130,7 +134,7 @@ class EnvironmentService:
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a gRPC server needs to serve the RPCs."""
-        methods: dict[str, Callable[[bytes, Call], Awaitable[bytes]]] = {
+        methods: dict[str, Callable[[bytes, Call], Reply]] = {
             "GetServer": self.get_server,
             "ListEnvironments": self.list_environments,
             "GetEnvironment": self.get_environment,
@@ -150,60 +154,85 @@ class EnvironmentService:
 
     # Every call
 
-    def _guarded(
-        self, rpc: str, method: Callable[[bytes, Call], Awaitable[bytes]], counts: RpcCounts
-    ) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    def _guarded(self, rpc: str, method: Callable[[bytes, Call], Reply], counts: RpcCounts) -> UnaryMethod:
         """The method, for those who may call it; what refuses a whole call is its status."""
 
         async def answer(data: bytes, context: Context) -> bytes:
             call = Call(rpc, metadata_of(context))
-            reply = await self._answer(call, len(data), lambda call: method(data, call), counts)
+            reply = self._answer(call, len(data), lambda call: method(data, call), counts)
+            if not isinstance(reply, bytes | ItemError):
+                reply = await reply
             return reply if isinstance(reply, bytes) else await abort(context, reply)
 
         return answer
 
-    async def _answer(
-        self, call: Call, size: int, work: Callable[[Call], Awaitable[bytes]], counts: RpcCounts
-    ) -> bytes | ItemError:
+    def _answer(
+        self, call: Call, size: int, work: Callable[[Call], Reply], counts: RpcCounts
+    ) -> bytes | ItemError | Awaitable[bytes | ItemError]:
         """The reply to a request, or why it is refused as a whole; counted, and traced where that is asked for.
 
         Args:
             size: of the request, in bytes.
+
+        Returns:
+            What will give it, where it has to be waited for.
         """
+        if self._tracing is not None:
+            return self._finished(call, counts, time.perf_counter(), self._traced(self._tracing, call, size, work))
         began = time.perf_counter()
         try:
-            if self._tracing is None:
-                return await self._admitted(call, size, work)
-            with self._tracing.span(call):
-                return await self._admitted(call, size, work)
-        except ItemError as error:
-            refusal = error
-        except DecodeError as error:
-            refusal = ItemError(Reason.INVALID_ITEM, f"the request is no valid message: {error}")
-        finally:
-            counts.seconds.add(time.perf_counter() - began)
-            if call.items:
-                counts.items.add(call.items)
-            if call.failures:
-                counts.item_errors.update(call.failures)
-                _log_failures(call)
-        counts.refusals[refusal.reason] += 1
+            reply = self._admitted(call, size, work)
+        except (ItemError, DecodeError) as error:
+            return self._refused(call, counts, began, error)
+        if not isinstance(reply, bytes):
+            return self._finished(call, counts, began, reply)
+        self._count(call, counts, began, reply)
+        return reply
+
+    def _admitted(self, call: Call, size: int, work: Callable[[Call], Reply]) -> Reply:
+        """The reply, if the caller may have one."""
+        call.caller = self.access.admit(call.rpc, call.caller, call.metadata, size)
+        return work(call)
+
+    async def _traced(self, tracing: "Tracing", call: Call, size: int, work: Callable[[Call], Reply]) -> bytes:
+        with tracing.span(call):
+            reply = self._admitted(call, size, work)
+            return reply if isinstance(reply, bytes) else await reply
+
+    async def _finished(
+        self, call: Call, counts: RpcCounts, began: float, reply: Awaitable[bytes]
+    ) -> bytes | ItemError:
+        try:
+            finished = await reply
+        except (ItemError, DecodeError) as error:
+            return self._refused(call, counts, began, error)
+        self._count(call, counts, began, finished)
+        return finished
+
+    def _count(self, call: Call, counts: RpcCounts, began: float, reply: bytes = b"") -> None:
+        counts.seconds.add(time.perf_counter() - began)
+        if call.items:
+            counts.items.add(call.items)
+        if call.failures:
+            counts.item_errors.update(call.failures)
+            _log_failures(call)
+        self.access.charge(call.caller, len(reply))
+
+    def _refused(self, call: Call, counts: RpcCounts, began: float, error: ItemError | DecodeError) -> ItemError:
+        """Counts and logs why a whole call is refused."""
+        self._count(call, counts, began)
+        if isinstance(error, DecodeError):
+            error = ItemError(Reason.INVALID_ITEM, f"the request is no valid message: {error}")
+        counts.refusals[error.reason] += 1
         log.info(
             "%s by %r refused: %s: %s",
             call.rpc,
             str(call.caller),
-            refusal.reason.value,
-            refusal.message,
-            extra=Event(rpc=call.rpc, caller=str(call.caller), reason=refusal.reason.value),
+            error.reason.value,
+            error.message,
+            extra=Event(rpc=call.rpc, caller=str(call.caller), reason=error.reason.value),
         )
-        return refusal
-
-    async def _admitted(self, call: Call, size: int, work: Callable[[Call], Awaitable[bytes]]) -> bytes:
-        """The reply, if the caller may have one."""
-        call.caller = self.access.admit(call.rpc, call.caller, call.metadata, size)
-        reply = await work(call)
-        self.access.charge(call.caller, len(reply))
-        return reply
+        return error
 
     # What is served
 
@@ -488,23 +517,23 @@ class EnvironmentService:
 
     # Turns
 
-    async def step(self, data: bytes, call: Call) -> bytes:
-        return await self._step(*decode(pb.StepRequest, pb.StepItem, data), call)
+    def step(self, data: bytes, call: Call) -> Reply:
+        return self._step(*decode(pb.StepRequest, pb.StepItem, data), call)
 
     async def step_stream(self, _requests: object, context: Context) -> None:
         counts = self.runtime.counts.rpc("StepStream")
         metadata = metadata_of(context)
 
-        async def answer(data: bytes) -> bytes:
+        def answer(data: bytes) -> Reply:
             request_id, request = unframe(data)
+            call = Call("StepStream", metadata)
+            reply = self._answer(call, len(data), lambda call: self._step(*decode_streamed(request), call), counts)
+            if isinstance(reply, bytes | ItemError):
+                return _streamed(request_id, reply)
+            return later(request_id, reply)
 
-            async def step(call: Call) -> bytes:
-                return await self._step(*decode_streamed(request), call)
-
-            reply = await self._answer(Call("StepStream", metadata), len(data), step, counts)
-            if isinstance(reply, bytes):
-                return frame(request_id, pb.StepStreamResponse.STEP_FIELD_NUMBER, reply)
-            return frame(request_id, pb.StepStreamResponse.ERROR_FIELD_NUMBER, reply.status().SerializeToString())
+        async def later(request_id: int, reply: Awaitable[bytes | ItemError]) -> bytes:
+            return _streamed(request_id, await reply)
 
         stream = RequestStream(context, answer)
         self.streams.add(stream)
@@ -522,22 +551,31 @@ class EnvironmentService:
         for stream in self.streams:
             stream.stop()
 
-    async def _step(self, request: pb.StepRequest, items: Sequence[pb.StepItem | Undecodable], call: Call) -> bytes:
-        """Plays one turn in each session; a serialised StepResponse."""
-        waiting = wait_seconds(request.max_wait_seconds)
-        want_legal = request.want_legal_actions
+    def _step(self, request: pb.StepRequest, items: Sequence[pb.StepItem | Undecodable], call: Call) -> Reply:
+        """Plays one turn in each session; a serialised StepResponse, at once where none has to be waited for."""
+        turns = _Turns(items, wait_seconds(request.max_wait_seconds), request.want_legal_actions)
         call.items = len(items)
+        if len(items) > ITEMS_BETWEEN_YIELDS:
+            return self._step_many(turns, call)
+        self._play(turns, range(len(items)), call)
+        return turns.collected() if turns.running else turns.reply()
+
+    async def _step_many(self, turns: "_Turns", call: Call) -> bytes:
+        """The same, with others between."""
+        for first in range(0, len(turns.items), ITEMS_BETWEEN_YIELDS):
+            self._play(turns, range(first, min(first + ITEMS_BETWEEN_YIELDS, len(turns.items))), call)
+            await asyncio.sleep(0)
+        return await turns.collected()
+
+    def _play(self, turns: "_Turns", positions: range, call: Call) -> None:
+        """Plays or begins the turns of some items."""
         find, owner = self.table.find, call.caller.owner
-        outcomes: list[bytes | None] = [None] * len(items)
-        running: dict[int, tuple[bytes, int, asyncio.Task[bytes]]] = {}
-        seen: set[str] = set()
-        for position, item in enumerate(items):
-            if position and position % ITEMS_BETWEEN_YIELDS == 0:
-                await asyncio.sleep(0)
+        items, outcomes, want_legal = turns.items, turns.outcomes, turns.want_legal
+        for position in positions:
             try:
-                item = decoded(item)
+                item = decoded(items[position])
                 session_id, step_index = item.session_id, item.step_index
-                once(session_id, seen, "session")
+                once(session_id, turns.seen, "session")
                 session = find(session_id, owner)
                 if call.environments is not None:
                     call.about(session.identity.host.spec.id)
@@ -545,16 +583,9 @@ class EnvironmentService:
                 if isinstance(outcome, bytes):
                     outcomes[position] = messages.step_outcome(session.wire_id, step_index, outcome)
                 else:
-                    running[position] = session.wire_id, step_index, outcome
+                    turns.running[position] = session.wire_id, step_index, outcome
             except ItemError as error:
                 outcomes[position] = step_error(items[position], call.failed(error, session_id_of(items[position])))
-        if running:
-            tasks = [task for _, _, task in running.values()]
-            await first_then_stragglers(tasks, len(running) < len(items), waiting)
-            for position, (wire_id, step_index, task) in running.items():
-                if task.done():
-                    outcomes[position] = messages.step_outcome(wire_id, step_index, task.result())
-        return reply(outcomes, lambda position: step_pending(items[position]))
 
     async def advise(self, data: bytes, call: Call) -> bytes:
         _, items = decode(pb.AdviseRequest, pb.AdviseItem, data)
@@ -607,6 +638,47 @@ class EnvironmentService:
                 extra=Event(rpc=call.rpc, caller=str(call.caller), items=call.items, departure=departure.value),
             )
         return pb.CloseResponse(outcomes=outcomes).SerializeToString()
+
+
+class _Turns:
+    """The turns of one Step request.
+
+    Attributes:
+        waiting: seconds that the reply may wait for all of them.
+        outcomes: serialised StepOutcomes, by item; None: not known yet.
+        running: of items whose turn is being played, their session's id field, step index and turn.
+        seen: sessions that the request has named.
+    """
+
+    __slots__ = ("items", "outcomes", "running", "seen", "waiting", "want_legal")
+
+    def __init__(self, items: Sequence[pb.StepItem | Undecodable], waiting: float, want_legal: bool) -> None:
+        self.items = items
+        self.waiting = waiting
+        self.want_legal = want_legal
+        self.outcomes: list[bytes | None] = [None] * len(items)
+        self.running: dict[int, tuple[bytes, int, asyncio.Task[bytes]]] = {}
+        self.seen: set[str] = set()
+
+    async def collected(self) -> bytes:
+        """The reply, once the turns are over or have been waited for."""
+        tasks = [task for _, _, task in self.running.values()]
+        await first_then_stragglers(tasks, len(tasks) < len(self.items), self.waiting)
+        for position, (wire_id, step_index, task) in self.running.items():
+            if task.done():
+                self.outcomes[position] = messages.step_outcome(wire_id, step_index, task.result())
+        return self.reply()
+
+    def reply(self) -> bytes:
+        """A serialised StepResponse; what is not over is pending."""
+        return reply(self.outcomes, lambda position: step_pending(self.items[position]))
+
+
+def _streamed(request_id: int, answer: bytes | ItemError) -> bytes:
+    """A serialised StepStreamResponse."""
+    if isinstance(answer, bytes):
+        return frame(request_id, pb.StepStreamResponse.STEP_FIELD_NUMBER, answer)
+    return frame(request_id, pb.StepStreamResponse.ERROR_FIELD_NUMBER, answer.status().SerializeToString())
 
 
 def _log_failures(call: Call) -> None:

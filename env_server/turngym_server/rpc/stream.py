@@ -22,11 +22,11 @@ class RequestStream:
 
     Args:
         context: of the call; its messages are bytes.
-        answer: gives the answer to a request; begun in the order in which they come. What goes wrong is an answer too:
-            it may not raise.
+        answer: gives the answer to a request, or what will give it where it has to be waited for; asked in the order in
+            which they come. What goes wrong is an answer too: it may not raise.
     """
 
-    def __init__(self, context: Context, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
+    def __init__(self, context: Context, answer: Callable[[bytes], bytes | Awaitable[bytes]]) -> None:
         self._context = context
         self._answer = answer
         self._writing = asyncio.Lock()
@@ -57,7 +57,11 @@ class RequestStream:
     async def _read_all(self) -> None:
         loop = asyncio.get_running_loop()
         while (request := await self._read()) is not None:
-            task = loop.create_task(self._answer_to(request))
+            answer = self._answer(request)
+            if isinstance(answer, bytes):  # Written here: a task would do so a turn of the event loop later.
+                await self._write(answer)
+                continue
+            task = loop.create_task(self._write_later(answer))
             self._waiting.add(task)
             task.add_done_callback(self._waiting.discard)
             if len(self._waiting) >= MAX_WAITING:
@@ -76,8 +80,10 @@ class RequestStream:
             self._at_rest = False
         return None if self.stopped or request is grpc.aio.EOF else request
 
-    async def _answer_to(self, request: bytes) -> None:
-        answer = await self._answer(request)
+    async def _write_later(self, answer: Awaitable[bytes]) -> None:
+        await self._write(await answer)
+
+    async def _write(self, answer: bytes) -> None:
         try:
             async with self._writing:
                 await self._context.write(answer)
