@@ -37,11 +37,16 @@ import platform
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final, cast
 
 import grpc
 from google.rpc import code_pb2
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    ProcessCollector,
+    generate_latest,
+    make_wsgi_app,  # pyright: ignore[reportUnknownVariableType]
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -52,6 +57,7 @@ from turngym_server.rpc.call import Context
 from turngym_server.sessions.session import Session
 from turngym_server.sessions.table import SessionTable
 from turngym_server.watching import logs
+from turngym_server.watching.bounded_http import BoundedServer
 from turngym_server.watching.counts import Counts, EnvironmentCounts, Histogram, RpcCounts
 
 SCRAPE_SECONDS: Final = 10.0
@@ -299,9 +305,11 @@ class MetricsEndpoint:
         registry = CollectorRegistry()
         registry.register(_OnLoop(collect))
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server = BoundedServer(host, port, cast("Callable[..., Any]", make_wsgi_app(registry)))
         except OSError as error:
             raise OSError(f"cannot serve metrics on {host}:{port}: {error}") from error
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_port}/metrics"
 
     async def close(self) -> None:
