@@ -27,6 +27,8 @@ class ServerConfig:
         workers: processes of this server. With more than one, each is given its share of what is divided among them,
             and a front answers on `port`.
         worker_port: of the first worker, the others follow; None: those after `port`, or free ones where that is 0.
+        number: of this worker, from 1. ledger: file descriptor of the memory in which workers count what each token
+            uses; None: there is only one.
         tag: begins every session id; "": one is drawn.
         front_socket: path of a unix socket that is answered too; "": none.
         tokens: file of the tokens that callers need; see `turngym_server.access.tokens`. None: whoever reaches the
@@ -49,6 +51,8 @@ class ServerConfig:
     metrics_port: int | None = None
     workers: int = 1
     worker_port: int | None = None
+    number: int = 1
+    ledger: int | None = None
     tag: str = ""
     front_socket: str = ""
     tokens: Path | None = None

@@ -3,14 +3,13 @@
 Knows nothing of sessions; `turngym_server.sessions.table` holds who owns which.
 """
 
-import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
 from turngym_server.access.caller import CLIENT_KEY, MAX_CLIENT_CHARACTERS, Caller, Metadata
+from turngym_server.access.ledger import Ledger
 from turngym_server.access.quotas import Meter, Quotas
 from turngym_server.access.roles import ROLES_OF_RPC
 from turngym_server.access.tokens import Token, TokenFile
@@ -28,7 +27,7 @@ class Access:
 
     Args:
         tokens: None: everybody may do everything.
-        share: of each token's quotas, what this process grants: a fraction where several serve together.
+        ledger: of what is used of the quotas, where several processes serve together; None: this one is alone.
         clock: seconds, monotonic; quotas are counted on it. now: seconds since 1970; tokens expire by it.
     """
 
@@ -36,12 +35,12 @@ class Access:
         self,
         tokens: TokenFile | None,
         *,
-        share: float = 1.0,
+        ledger: Ledger | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._tokens = tokens
-        self._share = share
+        self._ledger = ledger
         self._clock = clock
         self._now = now
         self._meters: dict[str, tuple[Quotas, Meter]] = {}
@@ -66,8 +65,7 @@ class Access:
                 f"{rpc} is not for role {token.role.value!r}, which token {token.name!r} has",
                 metadata={"role": token.role.value},
             )
-        quotas = self._share_of(token.quotas)
-        quota, wait = self._meter(token.owner, quotas).admit(size)
+        quota, wait = self._meter(token.owner, token.quotas).admit(size)
         if quota:
             raise ItemError(
                 Reason.QUOTA_EXCEEDED,
@@ -80,7 +78,7 @@ class Access:
             client=stranger.client,
             name=token.name,
             role=token.role,
-            max_sessions=quotas.max_sessions,
+            max_sessions=token.quotas.max_sessions,
         )
 
     def charge(self, caller: Caller, size: int) -> None:
@@ -104,37 +102,25 @@ class Access:
             )
         return token
 
-    def _share_of(self, quotas: Quotas) -> Quotas:
-        if self._share == 1.0 or quotas == _UNBOUNDED:
-            return quotas
-        return replace(
-            quotas,
-            max_sessions=None if quotas.max_sessions is None else math.ceil(quotas.max_sessions * self._share),
-            requests_per_second=_times(quotas.requests_per_second, self._share),
-            bytes_per_second=_times(quotas.bytes_per_second, self._share),
-        )
-
     def _meter(self, owner: str, quotas: Quotas) -> Meter:
         metered = self._meters.get(owner)
         if metered is None or metered[0] != quotas:
-            metered = self._meters[owner] = quotas, Meter(quotas, self._clock)
+            usage = self._ledger.usage(owner) if self._ledger and quotas.of_a_second else None
+            metered = self._meters[owner] = quotas, Meter(quotas, self._clock, usage)
         return metered[1]
 
 
-_UNBOUNDED: Final = Quotas()
-
-
-def _times(rate: float | None, share: float) -> float | None:
-    return None if rate is None else rate * share
-
-
 def access_of(
-    config: ServerConfig, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
+    config: ServerConfig,
+    clock: Callable[[], float] = time.monotonic,
+    now: Callable[[], float] = time.time,
+    *,
+    ledger: Ledger | None = None,
 ) -> Access:
-    """Who may call a server, as its operator wants it; of quotas each worker grants its share.
+    """Who may call a server, as its operator wants it.
 
     Raises:
         OSError, ValueError: the file of tokens cannot be read, or is malformed.
     """
     tokens = TokenFile(config.tokens, clock) if config.tokens else None
-    return Access(tokens, share=1 / config.workers, clock=clock, now=now)
+    return Access(tokens, ledger=ledger, clock=clock, now=now)

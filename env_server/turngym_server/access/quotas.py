@@ -3,9 +3,12 @@
 Knows nothing of tokens or RPCs; runs on a clock that is handed in.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
+
+from turngym_server.access.ledger import Left, Usage
 
 MIN_REQUESTS_PER_SECOND: Final = 0.001
 MAX_REQUESTS_PER_SECOND: Final = 1e9
@@ -32,6 +35,11 @@ class Quotas:
     requests_per_second: float | None = None
     bytes_per_second: float | None = None
 
+    @property
+    def of_a_second(self) -> bool:
+        """Whether any of them bounds what comes in a second."""
+        return self.requests_per_second is not None or self.bytes_per_second is not None
+
 
 class Bucket:
     """A token bucket that may be overdrawn: whatever comes is let in while something is left, however large it is.
@@ -52,15 +60,29 @@ class Bucket:
         self._clock = clock
         self._seen = clock()
 
-    def wait(self) -> float:
-        """Seconds until something is left; 0 where it is."""
+    def wait(self, elsewhere: float) -> float:
+        """Seconds until something is left; 0 where it is.
+
+        Args:
+            elsewhere: what other workers have let in since this was last asked; it is no more than what was refilled
+                meanwhile unless they had some left.
+        """
         now = self._clock()
-        self._left = min(self._most, self._left + (now - self._seen) * self._rate)
+        self._left = min(self._most, self._left + (now - self._seen) * self._rate - elsewhere)
         self._seen = now
         return 0.0 if self._left > 0 else -self._left / self._rate + _AFTER_EMPTY
 
     def take(self, amount: float) -> None:
         self._left -= amount
+
+    def learn(self, left: float, at: float) -> None:
+        """There is no more left than another found at that time, and what was refilled since."""
+        self._left = min(self._left, left + (self._seen - at) * self._rate)
+
+    @property
+    def left(self) -> float:
+        """What was left when it was last asked or taken from."""
+        return self._left
 
 
 _AFTER_EMPTY = 0.001
@@ -68,13 +90,25 @@ _AFTER_EMPTY = 0.001
 
 
 class Meter:
-    """What is left of one token's quotas."""
+    """What is left of one token's quotas.
 
-    __slots__ = ("_bytes", "_requests")
+    Args:
+        usage: where several workers count against them; None: nobody else does.
+    """
 
-    def __init__(self, quotas: Quotas, clock: Callable[[], float]) -> None:
+    __slots__ = ("_bytes", "_clock", "_requests", "_usage")
+
+    def __init__(self, quotas: Quotas, clock: Callable[[], float], usage: Usage | None = None) -> None:
+        self._clock = clock
+        self._usage = usage
         self._requests = None if quotas.requests_per_second is None else Bucket(quotas.requests_per_second, clock)
         self._bytes = None if quotas.bytes_per_second is None else Bucket(quotas.bytes_per_second, clock)
+        if usage is not None:
+            usage.taken_elsewhere()  # It is in what is left now.
+            for left in usage.left_elsewhere():
+                for bucket, found in ((self._requests, left.requests), (self._bytes, left.bytes)):
+                    if bucket is not None:
+                        bucket.learn(found, left.at)
 
     def admit(self, size: int) -> tuple[str, float]:
         """Counts a request of `size` bytes, unless a quota is used up.
@@ -82,15 +116,30 @@ class Meter:
         Returns:
             Which quota is, and seconds until the request may come again; ("", 0) where it is admitted.
         """
-        for name, bucket in (("requests_per_second", self._requests), ("bytes_per_second", self._bytes)):
-            if bucket is not None and (wait := bucket.wait()):
+        requests, taken = (0.0, 0.0) if self._usage is None else self._usage.taken_elsewhere()
+        # Both are asked, so that both learn what was taken elsewhere.
+        waits = [
+            (name, bucket.wait(elsewhere))
+            for name, bucket, elsewhere in (
+                ("requests_per_second", self._requests, requests),
+                ("bytes_per_second", self._bytes, taken),
+            )
+            if bucket is not None
+        ]
+        for name, wait in waits:
+            if wait:
                 return name, wait
-        if self._requests is not None:
-            self._requests.take(1)
-        self.charge(size)
+        self._take(1, size)
         return "", 0.0
 
     def charge(self, size: int) -> None:
         """Counts bytes that are not asked for leave: those of a reply."""
-        if self._bytes is not None:
-            self._bytes.take(size)
+        self._take(0, size)
+
+    def _take(self, requests: int, size: int) -> None:
+        for bucket, amount in ((self._requests, requests), (self._bytes, size)):
+            if bucket is not None:
+                bucket.take(amount)
+        if self._usage is not None:
+            left = (math.inf if bucket is None else bucket.left for bucket in (self._requests, self._bytes))
+            self._usage.take(requests, size, Left(*left, at=self._clock()))

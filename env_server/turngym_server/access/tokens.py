@@ -4,7 +4,7 @@
     role = "train"                           # train, evaluate or admin; see turngym_server.access.roles
     sha256 = "9f86d081884c7d659a2feaa0c5…"   # of the whole token, 64 hexadecimal digits
     expires = 2027-06-30T00:00:00Z           # optional, with a time zone
-    max_sessions = 512                       # optional quotas
+    max_sessions = 512                       # optional quotas, of all workers together
     requests_per_second = 200
     bytes_per_second = 10_000_000
 

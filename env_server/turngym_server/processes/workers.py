@@ -27,6 +27,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
+from turngym_server.access import ledger
 from turngym_server.config import ServerConfig
 from turngym_server.listening import MAX_MESSAGE_BYTES, SERVICE
 from turngym_server.processes.lifeline import describe_exit, python_path
@@ -123,6 +124,7 @@ def share(config: ServerConfig, number: int) -> ServerConfig:
     per_caller = config.max_sessions_per_caller
     return replace(
         config,
+        number=number,
         port=_worker_port(config, number),
         metrics_port=None,
         max_sessions=_part("max-sessions", config.max_sessions, number, config.workers),
@@ -293,6 +295,7 @@ class Workers:
         self._changed = changed
         self._stopping = False
         self._slots: dict[int, Worker] = {}
+        self._ledger = ledger.make_memory(order.config.workers)
         self._keepers: list[asyncio.Task[None]] = []
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -315,7 +318,8 @@ class Workers:
             CannotStart: one cannot serve; none is left.
         """
         numbers = range(1, self._order.config.workers + 1)
-        orders = [replace(self._order, number=number, config=share(self._order.config, number)) for number in numbers]
+        config = replace(self._order.config, ledger=self._ledger)
+        orders = [replace(self._order, number=number, config=share(config, number)) for number in numbers]
         starting = [asyncio.ensure_future(start_worker(order)) for order in orders]
         try:
             workers = await asyncio.gather(*starting)
@@ -355,6 +359,7 @@ class Workers:
         await asyncio.gather(*self._keepers, return_exceptions=True)
         await asyncio.gather(*(worker.end(grace_seconds) for worker in self._slots.values()))
         self._broken.cancel()
+        os.close(self._ledger)
 
     async def _keep(self, order: Order, worker: Worker) -> None:
         """Replaces the worker of one slot whenever it is gone."""
@@ -367,6 +372,7 @@ class Workers:
                 "worker %d ended with %s: its sessions are resumed by replay; starting another", order.number, how
             )
             await worker.end(self._order.config.grace_seconds if how == "a broken connection" else 0.0)
+            ledger.forget(self._ledger, order.number)
             settled = time.monotonic() - worker.began > SETTLED_SECONDS
             failures = 0 if settled else failures + 1
             worker = await self._replace(order, worker, failures)
@@ -405,6 +411,7 @@ async def start_worker(order: Order) -> Worker:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL if sys.stderr is None else None,  # A worker needs one.
             env={**os.environ, "PYTHONPATH": python_path()},
+            pass_fds=() if order.config.ledger is None else (order.config.ledger,),
             process_group=0,  # A terminal's Ctrl-C reaches the front, which tells its workers.
         )
         try:

@@ -19,6 +19,7 @@ import turngym
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.access.admission import access_of
 from turngym_server.access.caller import Caller
+from turngym_server.access.ledger import Ledger
 from turngym_server.config import ServerConfig
 from turngym_server.environment import EnvironmentSpec, Limits
 from turngym_server.errors import ItemError, Reason, exception_text
@@ -109,7 +110,8 @@ class EnvironmentService:
         self.hosts: Mapping[str, EnvironmentHost] = {
             host.spec.id: host for host in sorted(hosts, key=lambda host: host.spec.id)
         }
-        self.access = access_of(config, clock, now)
+        ledger = None if config.ledger is None else Ledger(config.ledger, config.workers, config.number)
+        self.access = access_of(config, clock, now, ledger=ledger)
         self.draining = False
         self.runtime = Runtime(clock, config.threads)
         for environment_id in self.hosts:
@@ -120,6 +122,7 @@ class EnvironmentService:
             lease_seconds=config.lease_seconds,
             clock=clock,
             tag=config.tag or secrets.token_hex(4),
+            ledger=ledger,
         )
         self._splits = frozenset(config.splits)
         self._tracing = tracing

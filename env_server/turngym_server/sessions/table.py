@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from turngym_server.access.caller import Caller
+from turngym_server.access.ledger import Ledger, Usage
 from turngym_server.errors import ItemError, Reason
 from turngym_server.sessions.session import Session
 from turngym_server.watching.counts import Departure
@@ -53,6 +54,7 @@ class SessionTable:
         lease_seconds: a session untouched for so long expires.
         clock: seconds, monotonic.
         tag: begins every session id; names the worker.
+        ledger: of the sessions that each token holds, where several processes serve together; None: this one is alone.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class SessionTable:
         lease_seconds: float,
         clock: Callable[[], float],
         tag: str,
+        ledger: Ledger | None = None,
     ) -> None:
         self.max_sessions = max_sessions
         self.lease_seconds = lease_seconds
         self._max_per_caller = max_sessions_per_caller
         self._clock = clock
         self._tag = tag
+        self._ledger = ledger
         self._sessions: dict[str, Creation] = {}
         self._creations: dict[tuple[str, str, bytes], Creation] = {}
         self._held: Counter[str] = Counter()
@@ -109,24 +113,34 @@ class SessionTable:
         Raises:
             ItemError: SESSION_LIMIT, with a delay.
         """
-        account = caller.account
-        most_of_account = min(self._max_per_caller, caller.max_sessions or self._max_per_caller)
-        if self.held + count > self.max_sessions or self._held[account] + count > most_of_account:
+        usage = self._ledger.usage(caller.owner) if self._ledger and caller.owner else None
+        if usage is not None:
+            # Before the others' are read, so that no two workers both grant the last place.
+            usage.hold(self._held[caller.account] + count)
+        if self._lacks(caller, count, usage):
             self.sweep()
-        for held, most, whose in (
-            (self.held, self.max_sessions, "all callers hold"),
-            (self._held[account], most_of_account, "this caller holds"),
-        ):
-            if held + count > most:
-                raise ItemError(
-                    Reason.SESSION_LIMIT,
-                    f"{count} more sessions are asked for and {whose} {held} of at most {most}; nothing was started: "
-                    "close sessions, wait, or ask for fewer at a time",
-                    retry_after=RETRY_AFTER,
-                )
+        if lack := self._lacks(caller, count, usage):
+            if usage is not None:
+                usage.hold(self._held[caller.account])
+            whose, held, most = lack
+            raise ItemError(
+                Reason.SESSION_LIMIT,
+                f"{count} more sessions are asked for and {whose} {held} of at most {most}; nothing was started: "
+                "close sessions, wait, or ask for fewer at a time",
+                retry_after=RETRY_AFTER,
+            )
+
+    def _lacks(self, caller: Caller, count: int, usage: Usage | None) -> tuple[str, int, int] | None:
+        """Who holds too much for `count` more sessions, how much, and of how many; None: there is room."""
+        mine = self._held[caller.account]
+        bounds = [("all callers hold", self.held, self.max_sessions), ("this caller holds", mine, self._max_per_caller)]
+        if caller.max_sessions is not None:
+            everywhere = mine + (usage.sessions_elsewhere() if usage else 0)
+            bounds.append(("this token holds", everywhere, caller.max_sessions))
+        return next((bound for bound in bounds if bound[1] + count > bound[2]), None)
 
     def open(self, caller: Caller, request_id: bytes, fingerprint: bytes) -> Creation:
-        """Takes the place of a session that is about to be made."""
+        """Takes the place of a session that is about to be made, one of those that were admitted."""
         creation = Creation(caller, request_id, fingerprint)
         self._creations[caller.owner, caller.client, request_id] = creation
         self._held[caller.account] += 1
@@ -214,4 +228,6 @@ class SessionTable:
         self._held[account] -= 1
         if not self._held[account]:
             del self._held[account]
+        if self._ledger is not None and creation.caller.owner:
+            self._ledger.usage(creation.caller.owner).hold(self._held[account])
         self._forget.append((self._clock() + MEMORY_SECONDS, creation))
