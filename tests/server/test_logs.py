@@ -232,6 +232,40 @@ def test_a_log_that_cannot_be_written_harms_nobody(redirect, tmp_path):
         assert [line["reason"] for line in lines(path)] == ["SESSION_UNKNOWN"] * 20
 
 
+# As gRPC logs it, whose exceptions differ in their texts alone.
+GRPC_LOGS = """
+import logging, sys
+from grpc._cython.cygrpc import ExecuteBatchError
+from turngym_server.watching import logs
+
+logs.configure(sys.argv[1], logs.LogFormat.JSON)
+for error in (
+    ExecuteBatchError('Failed "execute_batch": (<SendMessageOperation>,)'),
+    ExecuteBatchError("Failed grpc_call_start_batch: 8"),
+    ValueError('Failed "execute_batch"'),
+):
+    try:
+        raise error
+    except Exception:
+        logging.getLogger("grpc._cython.cygrpc").exception("%s in [%s]", "raised", "/Step")
+logging.shutdown()
+"""
+
+
+@pytest.mark.parametrize("level", ["WARNING", "DEBUG"])
+def test_a_caller_that_hangs_up_is_no_error(level):
+    command = [sys.executable, "-c", GRPC_LOGS, level]
+    text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stderr
+    told = [json.loads(line) for line in text.splitlines()]
+    calm = [] if level == "WARNING" else told[:1]
+    assert [line["message"] for line in calm] == ["a caller hung up before its reply: raised in [/Step]"][: len(calm)]
+    assert all(line["level"] == "debug" and "exception" not in line for line in calm)
+    others = told[len(calm) :]
+    assert [line["level"] for line in others] == ["error", "error"]
+    assert "Failed grpc_call_start_batch: 8" in others[0]["exception"]
+    assert "ValueError" in others[1]["exception"]
+
+
 def test_workers_serve_without_stderr():
     command = f"exec {sys.executable} -m turngym_server.cli --env bandit --port 0 --workers 2 --log-level info 2>&-"
     with subprocess.Popen(["/bin/sh", "-c", command], stdout=subprocess.PIPE, text=True) as process:

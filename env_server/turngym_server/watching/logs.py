@@ -21,10 +21,15 @@ from collections.abc import Mapping, Sequence
 from queue import Full, Queue
 from typing import Final, TypedDict
 
+import grpc.aio
+
 MAX_WAITING_LINES: Final = 10_000
 """Lines that wait to be written; further ones are dropped."""
 CLOSING_SECONDS: Final = 1.0
 """How long waiting lines have at the end."""
+GRPC_LOGGER: Final = "grpc._cython.cygrpc"
+_HUNG_UP: Final = 'Failed "execute_batch"'
+"""Begins what gRPC says of operations that failed because their call was over; its other failures begin otherwise."""
 _CONTROL_CHARACTERS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
 
@@ -187,6 +192,23 @@ def _unsaid(error: BaseException) -> BaseException:
     return type(kind.__name__, (_Unsaid,), named)().with_traceback(error.__traceback__)
 
 
+def calm(record: logging.LogRecord) -> bool:
+    """Makes a line at debug of gRPC's traceback about a caller that hung up before its reply; leaves all else alone.
+
+    Callers may: they are cut off, or run out of time, and ask again.
+
+    Returns:
+        Whether the record is still logged.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, grpc.aio.InternalError) or not str(error).startswith(_HUNG_UP):
+        return True
+    record.msg, record.args = f"a caller hung up before its reply: {record.getMessage()}", None
+    record.exc_info = record.exc_text = None
+    record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+    return logging.getLogger().isEnabledFor(logging.DEBUG)
+
+
 def configure(level: str, format: LogFormat, worker: int = 0) -> None:
     """Sends the process's log to stderr.
 
@@ -200,6 +222,7 @@ def configure(level: str, format: LogFormat, worker: int = 0) -> None:
     handler.setFormatter(JsonFormatter(worker) if format is LogFormat.JSON else TextFormatter(worker))
     logging.raiseExceptions = False
     logging.basicConfig(handlers=[handler], level=level)
+    logging.getLogger(GRPC_LOGGER).addFilter(calm)
 
 
 def dropped() -> int:
