@@ -1,6 +1,5 @@
 """What the log says of an event, and that a log which cannot be written harms nobody."""
 
-import contextlib
 import json
 import logging
 import os
@@ -10,12 +9,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
+from logged import logged
 from sample_environments import FAULTY, GATE, THREADED_FAULTY
 from serving import reset_item, serving, start, step
 
@@ -24,23 +23,6 @@ from turngym.v1 import environment_pb2_grpc
 from turngym_server.watching.logs import BackgroundHandler, JsonFormatter, TextFormatter, without_text
 
 SECRET_ACTION = "an action nobody may read"
-
-
-@contextlib.contextmanager
-def logged(path: Path, formatter: logging.Formatter, level: int = logging.DEBUG) -> Iterator[None]:
-    """Writes the server's log to a file while it lasts."""
-    log = logging.getLogger("turngym_server")
-    with path.open("wb", buffering=0) as stream:
-        handler = BackgroundHandler(stream)
-        handler.setFormatter(formatter)
-        log.addHandler(handler)
-        log.setLevel(level)
-        try:
-            yield
-        finally:
-            log.removeHandler(handler)
-            log.setLevel(logging.NOTSET)
-            handler.close()
 
 
 def lines(path: Path) -> list[dict]:

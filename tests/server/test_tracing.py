@@ -1,22 +1,27 @@
 """Spans as a collector receives them over OTLP."""
 
 import gzip
+import json
+import logging
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 import grpc.aio
 import pytest
+from logged import logged
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
-from sample_environments import DICE, FAULTY
+from sample_environments import DICE, FAULTY, THREADED_FAULTY
 from serving import request_id, reset_item, serving, start
 from token_files import write_tokens
 
 from turngym.v1 import environment_pb2 as pb
+from turngym_server.watching.logs import JsonFormatter
 from turngym_server.watching.tracing import traces_url
 
 TRACE = bytes(range(16))
@@ -162,6 +167,43 @@ async def test_a_span_names_the_token_that_it_never_holds(collector, tmp_path):
     assert attributes(turned_away)["rpc.grpc.status_code"] == grpc.StatusCode.UNAUTHENTICATED.value[0]
     secret = tokens["alice"][0][1].removeprefix("Bearer ")
     assert secret not in str(collector.spans)
+
+
+async def test_lines_of_the_log_name_the_span_that_they_are_about(collector, tmp_path):
+    specs = FAULTY, replace(THREADED_FAULTY, step_deadline=20.0)
+    async with serving(*specs, otlp_endpoint=collector.endpoint) as (stub, _):
+        await start(stub, environment_id="faulty")
+        with logged(tmp_path / "log", JsonFormatter(), logging.INFO):
+            sessions = [
+                (await start(stub, environment_id=each.id, options_json='{"reset":"listless"}')).session_id
+                for each in specs
+            ]
+            for session, traceparent in zip(sessions, (TRACEPARENT, TRACEPARENT.replace("-01", "-00")), strict=True):
+                metadata = [("traceparent", traceparent)]
+                items = [pb.StepItem(session_id=session, step_index=1, actions=["go"])]
+                await stub.Step(pb.StepRequest(items=items, want_legal_actions=True), metadata=metadata)
+                items = [
+                    pb.StepItem(session_id=each, step_index=2, actions=["raise"]) for each in (session, "nobody's")
+                ]
+                await stub.Step(pb.StepRequest(items=items, max_wait_seconds=20), metadata=metadata)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stub.Step(pb.StepRequest(), metadata=[("traceparent", TRACEPARENT)])
+    told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    # Of each session: legal actions that cannot be listed, in a thread or not; a turn that failed; its call's summary.
+    assert [line["message"].split(" failed")[0].split(":")[0] for line in told] == [
+        *("legal actions", "step 2", "Step by ''"),
+        *("legal actions", "step 2", "Step by ''"),
+        "Step by '' refused",
+    ]
+    assert {line["trace_id"] for line in told} == {TRACE.hex()}
+    spans = [line["span_id"] for line in told]
+    assert spans[1] == spans[2]
+    assert spans[4] == spans[5]
+    assert len(set(spans)) == 5
+    sent = {span.span_id.hex(): span for span in collector.spans}
+    # A caller that does not sample has its ids logged, though no span is sent.
+    assert [each in sent for each in spans] == [True, True, True, False, False, False, True]
+    assert attributes(sent[spans[2]])["turngym.errors.SESSION_UNKNOWN"] == 1
 
 
 async def test_a_collector_that_is_away_harms_nobody():

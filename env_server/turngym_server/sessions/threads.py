@@ -5,6 +5,8 @@ exiting. Here a hung thread is written off, replaced, and dies with the process.
 """
 
 import asyncio
+import contextvars
+import functools
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
@@ -127,7 +129,7 @@ class Threads:
         """Returns what `work` returns, or raises what it raises.
 
         Args:
-            work: runs in a thread.
+            work: runs in a thread, in the context of whoever gives it, whose span its log lines then name.
             deadline: seconds that it may take once it has begun.
             late: called once on the event loop when work has ended whose outcome nobody got: it ran past its deadline,
                 or whoever waited was cancelled.
@@ -141,7 +143,7 @@ class Threads:
         try:
             future: asyncio.Future[_Done[T]] = asyncio.get_running_loop().create_future()
             thread = self._idle.pop() if self._idle else _Thread(self._returned)
-            thread.give(_Job(work, future, late))
+            thread.give(_Job(functools.partial(contextvars.copy_context().run, work), future, late))
             try:
                 async with asyncio.timeout(deadline):
                     done = await future

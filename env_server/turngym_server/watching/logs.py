@@ -1,8 +1,9 @@
 """The server's log on stderr: one line an event, as text or as JSON, which nobody waits for.
 
 What is known of an event is handed to the logger as `extra=Event(…)`. As JSON each line holds time, level, logger and
-message, an exception's traceback where there is one, and those fields; as text it holds the message, which says the
-same in words. No field holds an action, an observation or a credential, though an environment's own exception may quote
+message, an exception's traceback where there is one, those fields, and where calls are traced the `trace_id` and
+`span_id` of the one it is about, as OpenTelemetry names them; as text it holds the message, which says the same in
+words. No field holds an action, an observation or a credential, though an environment's own exception may quote
 what it was playing. Of a sealed session's exceptions only types and frames are logged: see `without_text`.
 
 A full disk, a closed stderr or a reader that sleeps must not hold up a turn: lines are written by a thread, and what
@@ -18,6 +19,7 @@ import logging
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from queue import Full, Queue
 from typing import Final, TypedDict
 
@@ -76,6 +78,17 @@ class Event(TypedDict, total=False):
     departure: str
 
 
+class SpanIds(TypedDict):
+    """A call's span; lower-case hexadecimal digits, 32 and 16."""
+
+    trace_id: str
+    span_id: str
+
+
+CALL_SPAN: Final[ContextVar[SpanIds | None]] = ContextVar("turngym-call-span", default=None)
+"""The span of the call that is being answered, or that began what is going on; None: it is not traced."""
+
+
 class TextFormatter(logging.Formatter):
     """Lines for people. What a client wrote cannot begin a line of its own."""
 
@@ -104,6 +117,8 @@ class JsonFormatter(logging.Formatter):
         if self._worker:
             line["worker"] = self._worker
         line.update((name, getattr(record, name)) for name in Event.__annotations__ if hasattr(record, name))
+        if (span := CALL_SPAN.get()) is not None:  # Of whoever logs: handlers format where they are called.
+            line.update(span)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, separators=(",", ":"), default=str)

@@ -2,7 +2,7 @@
 
 A caller's `traceparent` (W3C Trace Context, in the call's metadata) becomes the span's parent; the requests of a stream
 all have the stream's. Sampling and resource attributes come from OpenTelemetry's own variables (OTEL_TRACES_SAMPLER,
-OTEL_SERVICE_NAME …).
+OTEL_SERVICE_NAME …). Lines of a JSON log name the span that they are about: `trace_id`, `span_id`.
 
 | attribute | what it is |
 |---|---|
@@ -27,12 +27,13 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, format_span_id, format_trace_id
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 import turngym
 from turngym_server.errors import ItemError, Reason
 from turngym_server.rpc.call import Call
+from turngym_server.watching.logs import CALL_SPAN, SpanIds
 
 TRACES_PATH: Final = "/v1/traces"
 EXPORT_SECONDS: Final = 5.0
@@ -72,6 +73,9 @@ class Tracing:
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
+            own = span.get_span_context()
+            # Stays set: what is logged once the span has ended is about the call too, and each has its own context.
+            CALL_SPAN.set(SpanIds(trace_id=format_trace_id(own.trace_id), span_id=format_span_id(own.span_id)))
             try:
                 yield
             except ItemError as error:
