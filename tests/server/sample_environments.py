@@ -157,6 +157,8 @@ class Faulty(Environment[FaultyOptions]):
                 return None  # As who forgets a `return` does.
             case "stray":
                 return ActionResult(self.nowhere, 0.0)
+            case "quote":
+                raise ValueError(f"SECRETWORLD{len(action)}") from KeyError(f"SECRETWORLD{len(action)}")
             case "ramble":
                 raise RuntimeError("first\n\x1b[31msecond\x00" + "é" * 1_000)
             case "mute":

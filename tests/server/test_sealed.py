@@ -19,7 +19,7 @@ from turngym.v1 import environment_pb2 as pb
 from turngym_server.access import new_seal_key
 from turngym_server.access.sealed import Board, CannotOpen, SealKey, Seeds, random_seeds, read_seal_key
 from turngym_server.cli import main
-from turngym_server.environment import ActionResult, Left, NoInstance, Start
+from turngym_server.environment import ActionResult, Isolation, Left, NoInstance, Start
 from turngym_server.errors import ItemError
 from turngym_server.host import EnvironmentHost
 from turngym_server.rng import Rng
@@ -350,6 +350,21 @@ async def test_no_exception_of_a_sealed_session_is_quoted(fails, inline, caplog,
         if seal:
             for text in (*map(str, replies), *lines):
                 assert not quotes(text)
+
+
+@pytest.mark.parametrize("seal", [True, False])
+async def test_the_frames_of_an_isolated_environment_are_shown(seal, caplog):
+    async with serving(replace(FAULTY, isolation=Isolation()), seal_key=KEY) as (stub, _):
+        item = sealed_item(FAULTY_BOARD) if seal else reset_item("faulty")
+        session_id = (await start(stub, item)).session_id
+        failed = await step(stub, session_id, 1, "quote", max_wait_seconds=20)
+        assert reason(failed) == "ENVIRONMENT_FAILED"
+    (record,) = [record for record in caplog.records if record.exc_info]
+    for form in (TextFormatter, JsonFormatter):
+        line = form().format(record)
+        assert re.search(r'sample_environments\.py\\?", line \d+, in step', line)
+        assert all(name in line for name in ("ValueError", "KeyError", "direct cause"))
+        assert quotes(line) != seal
 
 
 @pytest.mark.parametrize("seal", [True, False])

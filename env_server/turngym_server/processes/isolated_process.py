@@ -29,6 +29,7 @@ from turngym_server.processes.isolation import KILL, NEW, REQUEST_BYTES
 from turngym_server.processes.lifeline import die_with_parent
 from turngym_server.rng import Rng
 from turngym_server.sessions.episode import MAX_LEGAL_ACTIONS, check_returned
+from turngym_server.watching.logs import without_text
 
 MEBIBYTE: Final = 1 << 20
 DESCRIPTORS: Final = 2
@@ -209,9 +210,14 @@ def _told(error: BaseException) -> dict[str, object]:
     return {
         "raised": type(error).__name__,
         "text": text,
-        "traceback": "".join(traceback.format_exception(error))[-MAX_TRACEBACK_CHARACTERS:],
+        "traceback": _formatted(error),
+        "frames": _formatted(without_text(error)),
         "no_instance": isinstance(error, NoInstance),
     }
+
+
+def _formatted(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))[-MAX_TRACEBACK_CHARACTERS:]
 
 
 class Instance:

@@ -34,6 +34,7 @@ from turngym_server.processes import frames
 from turngym_server.processes.lifeline import describe_exit, python_path
 from turngym_server.rng import Rng
 from turngym_server.sessions.threads import Overrun
+from turngym_server.watching.logs import RaisedElsewhere
 
 COMMAND: Final = (sys.executable, "-P", "-m", "turngym_server.processes.isolated_process")
 START_SECONDS: Final = 60.0
@@ -355,14 +356,10 @@ def _start(value: Mapping[str, Any]) -> Start:
     return Start(value["observation"], value["metrics"], None if limits is None else Limits(**limits))
 
 
-class RaisedInProcess(Exception):
-    """Base of what an isolated environment raised."""
-
-
 def _raised(answer: Mapping[str, Any]) -> Exception:
     """The exception that an answer tells of: of the same name, its traceback in a note."""
     if answer["no_instance"]:
         return NoInstance(answer["text"])
-    error = type(answer["raised"], (RaisedInProcess,), {})(answer["text"])
+    error = type(answer["raised"], (RaisedElsewhere,), {"frames": answer["frames"]})(answer["text"])
     error.add_note(answer["traceback"])
     return error

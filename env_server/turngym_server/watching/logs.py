@@ -23,8 +23,6 @@ from contextvars import ContextVar
 from queue import Full, Queue
 from typing import Final, TypedDict
 
-import grpc.aio
-
 MAX_WAITING_LINES: Final = 10_000
 """Lines that wait to be written; further ones are dropped."""
 CLOSING_SECONDS: Final = 1.0
@@ -177,6 +175,16 @@ class BackgroundHandler(logging.Handler):
             left = left[written:]
 
 
+class RaisedElsewhere(Exception):
+    """Base of what stands for an exception of another process.
+
+    Attributes:
+        frames: its traceback there without anybody's text, as `without_text` leaves it.
+    """
+
+    frames = ""
+
+
 class _Unsaid(Exception):
     """Base of what stands in the log for an exception whose text is not shown."""
 
@@ -184,7 +192,7 @@ class _Unsaid(Exception):
 def without_text(error: BaseException) -> BaseException:
     """Stands for an exception in the log: of its type's name, with its frames, and without its text and notes.
 
-    So do those that it came of, as causes and contexts.
+    One raised in another process has its frames there too. So do those that it came of, as causes and contexts.
     """
     stands: dict[int, BaseException] = {id(error): _unsaid(error)}
     waiting = [error]
@@ -204,7 +212,10 @@ def without_text(error: BaseException) -> BaseException:
 def _unsaid(error: BaseException) -> BaseException:
     kind = type(error)
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    return type(kind.__name__, (_Unsaid,), named)().with_traceback(error.__traceback__)
+    stand = type(kind.__name__, (_Unsaid,), named)().with_traceback(error.__traceback__)
+    if isinstance(error, RaisedElsewhere) and error.frames:
+        stand.add_note(error.frames)
+    return stand
 
 
 def calm(record: logging.LogRecord) -> bool:
@@ -216,7 +227,7 @@ def calm(record: logging.LogRecord) -> bool:
         Whether the record is still logged.
     """
     error = record.exc_info[1] if record.exc_info else None
-    if not isinstance(error, grpc.aio.InternalError) or not str(error).startswith(_HUNG_UP):
+    if type(error).__name__ != "ExecuteBatchError" or not str(error).startswith(_HUNG_UP):
         return True
     record.msg, record.args = f"a caller hung up before its reply: {record.getMessage()}", None
     record.exc_info = record.exc_text = None
