@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -246,6 +247,91 @@ def test_a_caller_that_hangs_up_is_no_error(level):
     assert [line["level"] for line in others] == ["error", "error"]
     assert "Failed grpc_call_start_batch: 8" in others[0]["exception"]
     assert "ValueError" in others[1]["exception"]
+
+
+FULL_DISK = """
+mount -t tmpfs -o size={size} none {folder} || exit 9
+head -c {filler} /dev/zero > {folder}/filler || exit 9
+"""
+
+
+def await_dropped(url: str, more_than: float) -> float:
+    """The records dropped, once they are more and no longer grow."""
+    before = -1.0
+    for _ in range(200):
+        if (dropped := scrape_dropped(url)) == before and dropped > more_than:
+            return dropped
+        before = dropped
+        time.sleep(0.1)
+    raise AssertionError(f"{before} records were dropped; expected more than {more_than}")
+
+
+@pytest.fixture
+def logging_server(tmp_path):
+    """Starts a server whose log goes to a file, by a shell that first does what it is told."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def begin(prelude: str, log: Path, *shell: str) -> tuple[subprocess.Popen[str], str, str]:
+        arguments = "--env bandit --port 0 --metrics-port 0 --log-level info --log-format json"
+        script = f"{prelude}\nexec {sys.executable} -B -m turngym_server.cli {arguments} 2>{log}"
+        process = subprocess.Popen([*shell, "/bin/sh", "-c", script], stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        first = process.stdout.readline()
+        if not first and process.wait(timeout=20) == 9:
+            pytest.skip("this user can mount no file system")
+        metrics = re.search(r"metrics at (\S+)", process.stdout.readline())[1]
+        return process, re.search(r"listening on (\S+)", first)[1], metrics
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def ends_well(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 0
+
+
+def test_a_log_file_that_may_not_grow_harms_nobody(logging_server, tmp_path):
+    log = tmp_path / "log"
+    process, address, metrics = logging_server("ulimit -f 4", log)
+    play(address)
+    dropped = await_dropped(metrics, 0)
+    whole, cut = log.read_text().rsplit("\n", 1)
+    assert len(whole.splitlines()) == 20 - dropped
+    assert {json.loads(line)["reason"] for line in whole.splitlines()} == {"SESSION_UNKNOWN"}
+    assert cut.startswith('{"time":')
+    play(address)
+    assert await_dropped(metrics, dropped) == dropped + 20
+    ends_well(process)
+
+
+def test_a_log_goes_on_once_its_disk_has_room_again(logging_server, tmp_path):
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
+        pytest.skip("this user can make no mount namespace")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    page = os.sysconf("SC_PAGESIZE")
+    full = FULL_DISK.format(folder=folder, size=4 * page, filler=3 * page)
+    process, address, metrics = logging_server(full, folder / "log", "unshare", "-rm")
+    inside = Path(f"/proc/{process.pid}/root{folder}")
+    for _ in range(page // 4_096):
+        play(address)
+    dropped = await_dropped(metrics, 0)
+    (inside / "filler").unlink()
+    before = (inside / "log").read_text()
+    assert len(before) == page
+    play(address)
+    for _ in range(200):
+        after = (inside / "log").read_text()
+        if after.count("\n") == before.count("\n") + 21:
+            break
+        time.sleep(0.05)
+    assert after.startswith(before + "\n")  # The line that was cut stays so; none is joined to it.
+    assert [json.loads(line)["reason"] for line in after[len(before) + 1 :].splitlines()] == ["SESSION_UNKNOWN"] * 20
+    assert scrape_dropped(metrics) == dropped
+    ends_well(process)
 
 
 def test_workers_serve_without_stderr():

@@ -136,6 +136,7 @@ class BackgroundHandler(logging.Handler):
         self._lines: Queue[bytes | None] = Queue(capacity)
         self._refused = 0
         self._lost = 0
+        self._cut = False
         self._thread = threading.Thread(target=self._work, name="turngym-log", daemon=True)
         self._thread.start()
 
@@ -167,12 +168,14 @@ class BackgroundHandler(logging.Handler):
     def _write(self, line: bytes) -> None:
         if self._stream is None:
             raise OSError("there is no stderr")
-        left = memoryview(line)
+        # A full disk takes the beginning of a line; what follows once there is room begins one of its own.
+        left = memoryview(b"\n" + line if self._cut else line)
         while left:
             written = self._stream.write(left)
             if not written:
                 raise BlockingIOError("stderr takes nothing now")
             left = left[written:]
+            self._cut = bool(left)
 
 
 class RaisedElsewhere(Exception):
