@@ -1,5 +1,11 @@
 """What a server and a front have in common as gRPC servers: names, sizes, and where they listen.
 
+Whoever reaches the port costs what gRPC spends on a connection and on a stream before the server is asked, token or
+not. Streams of one connection are bounded here: calls that are opened and reset in bursts, which would keep the event
+loop from everybody else, are refused by gRPC's core. What gRPC for Python does not offer is left to a reverse proxy or
+a firewall, where the port is open to more than those who may use it: bounds of the connections of one address and of
+how fast they are opened, of bytes that a connection may send in a second, and of memory in all.
+
 Knows nothing of the RPCs.
 """
 
@@ -17,13 +23,25 @@ SERVICE: Final = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 HEALTH: Final = "grpc.health.v1.Health"
 REFLECTED: Final = (SERVICE, HEALTH)
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+"""Of a reply, and what clients' channels should allow."""
+MAX_REQUEST_BYTES: Final = 20 * 1024 * 1024
+"""Of a request: the longest history that can be resumed, or a batch as clients make them, and what is around it. Up to
+as much is held of a call whose request is sent in part."""
+MAX_STREAMS: Final = 1_024
+"""Calls of one connection at once. gRPC refuses more (UNAVAILABLE), and now and then some within the bound where it is
+passed, so it lies far above what honest callers have open."""
 MAX_METADATA_BYTES: Final = 8 * 1024
-SERVER_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+FRONT_SOCKET_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # Between the two gRPC would refuse calls at random.
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+)
+"""Of a worker's socket for its front, whose one connection carries everybody's calls."""
+SERVER_OPTIONS: Final = (
+    *FRONT_SOCKET_OPTIONS,
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.so_reuseport", 0),  # Else a second server would share the port unnoticed.
 )
 

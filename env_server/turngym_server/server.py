@@ -10,7 +10,7 @@ import grpc.aio
 
 from turngym_server.config import ServerConfig
 from turngym_server.host import EnvironmentHost
-from turngym_server.listening import REFLECTED, SERVER_OPTIONS, SERVICE, bind, host_and_port
+from turngym_server.listening import FRONT_SOCKET_OPTIONS, REFLECTED, SERVER_OPTIONS, SERVICE, bind, host_and_port
 from turngym_server.rpc.health import Health
 from turngym_server.rpc.reflection import serve_reflection
 from turngym_server.rpc.service import EnvironmentService
@@ -71,23 +71,27 @@ class Server:
         self.service = EnvironmentService(
             self._environments, self.config, self._clock, now=self._now, tracing=self._tracing
         )
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._server.add_generic_rpc_handlers((self.service.handlers(),))
         self._health = Health(("", SERVICE))
-        self._server.add_generic_rpc_handlers((self._health.handlers(),))
-        serve_reflection(self._server, REFLECTED, self.service.access)
-        self.port = bind(self._server, self.config)
+        handlers = self.service.handlers(), self._health.handlers()
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._servers = [server]
+        server.add_generic_rpc_handlers(handlers)
+        serve_reflection(server, REFLECTED, self.service.access)
+        self.port = bind(server, self.config)
         try:
             await asyncio.gather(*(asyncio.to_thread(host.open) for host in self._environments))
         except OSError:
             await self._close_hosts()
             raise
         if self.config.front_socket:
-            self._server.add_generic_rpc_handlers((worker_handlers(self.service.metrics),))
-            self._server.add_insecure_port(f"unix:{self.config.front_socket}")
+            for_front = grpc.aio.server(options=FRONT_SOCKET_OPTIONS)
+            for_front.add_generic_rpc_handlers((*handlers, worker_handlers(self.service.metrics)))
+            for_front.add_insecure_port(f"unix:{self.config.front_socket}")
+            self._servers.append(for_front)
         if self.config.metrics_port is not None:
             self._metrics = MetricsEndpoint(self.config.metrics_host, self.config.metrics_port, self.service.metrics)
-        await self._server.start()
+        for each in self._servers:
+            await each.start()
         self._health.set(True)
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
@@ -104,7 +108,7 @@ class Server:
     async def stop(self, grace_seconds: float = 0.0) -> None:
         """Refuses new calls, and gives those under way `grace_seconds`."""
         self.service.stop_streams()
-        await self._server.stop(grace_seconds)
+        await asyncio.gather(*(server.stop(grace_seconds) for server in self._servers))
         self._sweeper.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._sweeper

@@ -31,6 +31,7 @@ async def test_get_server():
             max_action_bytes=65_536,
             max_observation_bytes=262_144,
             max_message_bytes=67_108_864,
+            max_request_bytes=20_971_520,
         )
 
 

@@ -24,7 +24,7 @@ from turngym_server.config import ServerConfig
 from turngym_server.environment import EnvironmentSpec, Limits
 from turngym_server.errors import ItemError, Reason, exception_text
 from turngym_server.host import EnvironmentHost, Plan
-from turngym_server.listening import MAX_MESSAGE_BYTES, SERVICE
+from turngym_server.listening import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, SERVICE
 from turngym_server.rpc import messages, wire
 from turngym_server.rpc.batches import (
     MAX_BATCH_ITEMS,
@@ -255,6 +255,7 @@ class EnvironmentService:
             max_action_bytes=MAX_ACTION_BYTES,
             max_observation_bytes=MAX_OBSERVATION_BYTES,
             max_message_bytes=MAX_MESSAGE_BYTES,
+            max_request_bytes=MAX_REQUEST_BYTES,
         ).SerializeToString()
 
     async def list_environments(self, data: bytes, call: Call) -> bytes:

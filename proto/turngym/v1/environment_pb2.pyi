@@ -40,7 +40,7 @@ and one of these reasons:
                                              text, without control characters
   STEP_DEADLINE         DEADLINE_EXCEEDED    the turn ran past step_deadline_seconds; the failure is the result
 UNAVAILABLE without details is given by a server of several processes for what one of them has that does not answer
-now; try again.
+now, and by gRPC to a connection with more than 1,000 calls open; try again.
 The status of a whole call travels as google.rpc.Status in the trailing metadata "grpc-status-details-bin".
 
 Metadata "turngym-client" names the client that calls, by 16 random bytes in hex; request ids are told apart by it.
@@ -507,6 +507,7 @@ class GetServerResponse(google.protobuf.message.Message):
     MAX_ACTION_BYTES_FIELD_NUMBER: builtins.int
     MAX_OBSERVATION_BYTES_FIELD_NUMBER: builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: builtins.int
+    MAX_REQUEST_BYTES_FIELD_NUMBER: builtins.int
     version: builtins.str
     """turngym's version, PEP 440."""
     max_sessions: builtins.int
@@ -521,7 +522,9 @@ class GetServerResponse(google.protobuf.message.Message):
     """A longer action is invalid (not an error)."""
     max_observation_bytes: builtins.int
     max_message_bytes: builtins.int
-    """Of a whole request or reply; channels should allow it."""
+    """Of a whole reply; channels should allow it."""
+    max_request_bytes: builtins.int
+    """Of a whole request; a larger one is refused by gRPC itself (RESOURCE_EXHAUSTED, without details). 0: as of a reply."""
     @property
     def addresses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """host:port of each worker process; empty: only the address that was called."""
@@ -543,8 +546,9 @@ class GetServerResponse(google.protobuf.message.Message):
         max_action_bytes: builtins.int = ...,
         max_observation_bytes: builtins.int = ...,
         max_message_bytes: builtins.int = ...,
+        max_request_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["addresses", b"addresses", "lease_seconds", b"lease_seconds", "max_action_bytes", b"max_action_bytes", "max_batch_items", b"max_batch_items", "max_message_bytes", b"max_message_bytes", "max_observation_bytes", b"max_observation_bytes", "max_sessions", b"max_sessions", "sessions", b"sessions", "splits", b"splits", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["addresses", b"addresses", "lease_seconds", b"lease_seconds", "max_action_bytes", b"max_action_bytes", "max_batch_items", b"max_batch_items", "max_message_bytes", b"max_message_bytes", "max_observation_bytes", b"max_observation_bytes", "max_request_bytes", b"max_request_bytes", "max_sessions", b"max_sessions", "sessions", b"sessions", "splits", b"splits", "version", b"version"]) -> None: ...
 
 global___GetServerResponse = GetServerResponse
 

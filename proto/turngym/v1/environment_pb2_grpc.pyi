@@ -40,7 +40,7 @@ and one of these reasons:
                                              text, without control characters
   STEP_DEADLINE         DEADLINE_EXCEEDED    the turn ran past step_deadline_seconds; the failure is the result
 UNAVAILABLE without details is given by a server of several processes for what one of them has that does not answer
-now; try again.
+now, and by gRPC to a connection with more than 1,000 calls open; try again.
 The status of a whole call travels as google.rpc.Status in the trailing metadata "grpc-status-details-bin".
 
 Metadata "turngym-client" names the client that calls, by 16 random bytes in hex; request ids are told apart by it.
