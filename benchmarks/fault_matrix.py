@@ -20,9 +20,9 @@ another, whose first actions are those of the replay. So the episode was played 
 - the actions of every life are a beginning of the undisturbed run's; an action executed twice would show as the same
   action twice in a row, which no player sends (`fault_player.turn_of`), or as a place too many at the end; and
 - there are no more lives that executed anything than the fault explains: one, plus one for each strike that may end a
-  session (a server's or worker's death, an expired lease, a move to another worker) or that makes a player begin anew;
-  and none for ended sessions where the environment promises no determinism, so that it is never replayed (a reset
-  that was sent again elsewhere leaves a life that executed nothing); and
+  session (a server's, a worker's or an instance's process's death, an expired lease, a move to another worker) or that
+  makes a player begin anew; and none for ended sessions where the environment promises no determinism, so that it is
+  never replayed (a reset that was sent again elsewhere leaves a life that executed nothing); and
 - a life of each finished episode has all of its actions: nothing was made up.
 
 Fault moments are drawn from the seed: a strike waits for a drawn episode to begin, and a drawn number of journal lines
@@ -52,7 +52,7 @@ from typing import IO, Final
 import grpc
 import measure
 from child import Child
-from fault_journal import IDS, JOURNAL, NEW_VERSION, SAME_VERSION, UNSURE, Note, mark_of, read_notes
+from fault_journal import IDS, ISOLATED, JOURNAL, NEW_VERSION, SAME_VERSION, UNSURE, Note, mark_of, read_notes
 from fault_player import FINISHED, LOST, REFUSED, Committed, level_seed_of, read_committed
 
 from turngym.v1 import environment_pb2 as pb
@@ -78,6 +78,7 @@ MOST_LINES: Final = 4
 EXPECTED_ERROR: Final = "its sessions are resumed by replay; starting another"
 """What may be logged: a front that it lost a worker."""
 
+EVERY: Final = frozenset(IDS)
 NOT_REPLAYABLE: Final = "NOT_REPLAYABLE"
 VERSION_MISMATCH: Final = "VERSION_MISMATCH"
 DIGEST_MISMATCH: Final = "DIGEST_MISMATCH"
@@ -217,7 +218,7 @@ class Fault:
 
     Attributes:
         strike: does it, for the sake of one environment, and ends when it is over.
-        ends_sessions: an episode that is under way may have to be made again by replay.
+        ends_sessions: environments whose episodes that are under way may have to be made again by replay.
         losses: reasons for which an episode may be lost, by environment; "" for every one, UNSURE's own added.
         changed_only: only the struck environment may lose any.
         server: arguments of the server. proxied: players reach it through the proxy.
@@ -226,7 +227,7 @@ class Fault:
 
     name: str
     strike: Strike | None
-    ends_sessions: bool = False
+    ends_sessions: frozenset[str] = frozenset()
     restarts_players: bool = False
     losses: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     server: tuple[str, ...] = ()
@@ -258,6 +259,18 @@ def stop_worker(scene: Scene, environment: str) -> None:
     os.kill(worker, signal.SIGSTOP)
     time.sleep(LONGER)
     os.kill(worker, signal.SIGCONT)
+
+
+def kill_instance(scene: Scene, environment: str) -> None:
+    """Kills the process of an isolated episode that is under way; others' episodes must not notice."""
+    while not scene.over():
+        scene.read()
+        marks = scene.under_way(ISOLATED)
+        for note in reversed(scene.notes):
+            if note.environment == ISOLATED and note.mark in marks and parent_of(note.process):
+                os.kill(note.process, signal.SIGKILL)
+                return
+        time.sleep(POLL_SECONDS)
 
 
 def kill_player(scene: Scene, environment: str) -> None:
@@ -313,35 +326,36 @@ def _all_may(reason: str) -> Mapping[str, frozenset[str]]:
 
 UNDISTURBED: Final = Fault(name="none", strike=None)
 FAULTS: Final = (
-    Fault(name="server killed", strike=kill_server, ends_sessions=True, losses=REPLAY),
-    Fault(name="server drained", strike=drain_server, ends_sessions=True, losses=REPLAY),
+    Fault(name="server killed", strike=kill_server, ends_sessions=EVERY, losses=REPLAY),
+    Fault(name="server drained", strike=drain_server, ends_sessions=EVERY, losses=REPLAY),
     Fault(name="server stopped", strike=stop_server),
     Fault(
         name="server with workers killed",
         strike=kill_server,
-        ends_sessions=True,
+        ends_sessions=EVERY,
         losses=REPLAY,
         server=WORKERS,
     ),
-    Fault(name="worker killed", strike=kill_worker, ends_sessions=True, losses=REPLAY, server=WORKERS),
-    Fault(name="worker stopped", strike=stop_worker, ends_sessions=True, server=WORKERS),
+    Fault(name="worker killed", strike=kill_worker, ends_sessions=EVERY, losses=REPLAY, server=WORKERS),
+    Fault(name="worker stopped", strike=stop_worker, ends_sessions=EVERY, server=WORKERS),
+    Fault(name="instance's process killed", strike=kill_instance, ends_sessions=frozenset({ISOLATED})),
     Fault(name="player killed", strike=kill_player, restarts_players=True),
     Fault(name="players stopped", strike=stop_players),
     Fault(
         name="players stopped past the lease",
         strike=stop_players,
-        ends_sessions=True,
+        ends_sessions=EVERY,
         losses=REPLAY,
         server=("--lease-seconds", str(SHORT_LEASE)),
     ),
     Fault(name="connection cut", strike=cut_connections, proxied=True),
     Fault(name="connection delayed", strike=hold_connections, proxied=True),
     Fault(name="no room for logs", strike=provoke_log_lines, full_disk=True),
-    Fault(name="new version", strike=change_environment, ends_sessions=True, losses=_all_may(VERSION_MISMATCH)),
+    Fault(name="new version", strike=change_environment, ends_sessions=EVERY, losses=_all_may(VERSION_MISMATCH)),
     Fault(
         name="other rules, same version",
         strike=change_environment,
-        ends_sessions=True,
+        ends_sessions=EVERY,
         losses=_all_may(DIGEST_MISMATCH),
         changes=SAME_VERSION,
     ),
@@ -536,7 +550,7 @@ def _wrong_lives(
     environment: str,
 ) -> list[str]:
     failures: list[str] = []
-    replays = run.strikes if fault.ends_sessions and environment != UNSURE else 0
+    replays = run.strikes if environment in fault.ends_sessions - {UNSURE} else 0
     most = 1 + replays + (run.strikes if fault.restarts_players else 0)
     for mark, those in lives.items():
         [whole] = expected[mark]

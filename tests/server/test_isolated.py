@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import logging
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -19,10 +21,11 @@ from unruly import Unruly, UnrulyOptions
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc
 from turngym_client import Split, connect
-from turngym_client.errors import EnvironmentFailed
+from turngym_client.errors import EnvironmentFailed, EpisodeLost
 from turngym_server.discovery import find_specs
 from turngym_server.environment import EnvironmentSpec, Isolation
 from turngym_server.host import EnvironmentHost
+from turngym_server.processes.isolation import PLACES, Killings
 
 HERE = Path(__file__).parent
 UNRULY = make_spec("unruly", Unruly, UnrulyOptions, inline=True, step_deadline=1.0, isolation=Isolation())
@@ -194,6 +197,103 @@ async def test_limits():
         assert "ended with signal SIGXCPU" in outcome.error.message
 
 
+def kill(pid: int, number: signal.Signals) -> None:
+    os.kill(pid, number)
+    eventually_gone(pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_process_killed_from_outside_costs_no_episode(unruly, number, caplog):
+    started, neighbour = await start(unruly, reset_item("unruly")), await begin(unruly)
+    session = started.session_id
+    first = (await finished(unruly, session, 1, "go")).transition
+    pid = await ask(unruly, session, 2, "pid")
+    await asyncio.to_thread(kill, pid, number)
+    lost = await finished(unruly, session, 3, "go")
+    assert reason(lost) == "SESSION_EXPIRED"
+    assert f"its process ended with signal {number.name}" in lost.error.message
+    # As with an expired lease it has no place any more, and is resumed by replay.
+    assert reason(await step(unruly, session, 3, "go")) == "SESSION_EXPIRED"
+    assert (await unruly.GetServer(pb.GetServerRequest())).sessions == 1
+    assert not [record for record in caplog.records if record.levelno > logging.WARNING]
+    resume = pb.Resume(turns=[pb.Actions(actions=["go"])], noise=started.noise, digest=first.digest)
+    resumed = await begin(unruly, level_seed=started.level_seed, resume=resume)
+    assert (await finished(unruly, resumed, 2, "go")).transition.observation.startswith("2, ")
+    assert (await finished(unruly, neighbour, 1, "go")).HasField("transition")
+
+
+async def test_a_turn_during_which_the_process_is_killed_is_no_result(unruly):
+    session = await begin(unruly)
+    pid = await ask(unruly, session, 1, "pid")
+    under_way = asyncio.ensure_future(finished(unruly, session, 2, "sleep 0.9"))
+    await asyncio.sleep(0.2)
+    os.kill(pid, signal.SIGKILL)
+    assert reason(await under_way) == "SESSION_EXPIRED"
+
+
+async def test_who_is_killed_at_the_same_place_again_and_again_has_failed(unruly):
+    """As where a turn takes all memory there is."""
+
+    async def suicide() -> str:
+        return reason(await finished(unruly, await begin(unruly), 1, "kill"))
+
+    assert [await suicide() for _ in range(4)] == ["SESSION_EXPIRED"] * 2 + ["ENVIRONMENT_FAILED"] * 2
+    # Elsewhere it has not.
+    assert reason(await finished(unruly, await begin(unruly, noise_seed=12), 1, "kill")) == "SESSION_EXPIRED"
+    error = await reset_error(unruly, reset_item("unruly", options_json='{"reset": "kill"}'))
+    assert reason(error) == "ENVIRONMENT_FAILED"
+    assert "ProcessKilled: its process ended with signal SIGKILL" in error.message
+
+
+async def test_a_reset_whose_process_is_killed_is_made_in_another(unruly, tmp_path):
+    reset = {"reset": f"kill {tmp_path / 'once'}"}
+    session = (await start(unruly, reset_item("unruly", options_json=json.dumps(reset)))).session_id
+    assert (tmp_path / "once").exists()
+    assert (await finished(unruly, session, 1, "go")).HasField("transition")
+
+
+async def test_places_of_killings_are_forgotten_in_turn():
+    killings = Killings()
+    assert [killings.excuses("here") for _ in range(3)] == [True, True, False]
+    for other in range(PLACES):
+        assert killings.excuses(other)
+    assert killings.excuses("here")
+
+
+async def test_a_fork_needs_no_process_of_the_original(unruly):
+    session = await begin(unruly)
+    pid = await ask(unruly, session, 1, "pid")
+    await asyncio.to_thread(kill, pid, signal.SIGKILL)
+    item = pb.ForkItem(request_id=request_id(), session_id=session, step_index=1, same_noise=True)
+    (outcome,) = (await unruly.Fork(pb.ForkRequest(items=[item]))).outcomes
+    # Its observation was the process's id: it does not play the same.
+    assert "another observation" in outcome.error.message
+
+
+def test_a_client_plays_on_after_its_process_was_killed():
+    arguments = ("--env", "unruly_environment:Unruly", "--env", "unruly_environment:Unsure", "--isolate", "all")
+    with ServerProcess(*arguments, "--splits", "all", path=HERE) as server, connect(server.address) as client:
+        for name in ("unruly", "unsure"):
+            episode = client.reset(name, split=Split.ALL)
+            assert episode.step("go").observation.startswith("1, ")
+            for pid in processes_of(server.process.pid):
+                kill(pid, signal.SIGKILL)
+            if name == "unruly":
+                assert episode.step("go").observation.startswith("2, ")
+                with pytest.raises(EnvironmentFailed, match="ProcessKilled"):  # It does not ask for ever.
+                    episode.step("kill")
+            else:
+                with pytest.raises(EpisodeLost) as lost:
+                    episode.step("go")
+                assert lost.value.reason == "NOT_REPLAYABLE"
+
+
+def processes_of(server: int) -> list[int]:
+    """The processes that the templates of a server have made."""
+    parents = {int(path.name): parent(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
+    return [pid for pid, made_by in parents.items() if parents.get(made_by) == server]
+
+
 async def test_no_copy_without_determinism():
     async with serving(isolated(UNSURE_DICE)) as (stub, _):
         session = (await start(stub, reset_item("unsure_dice"))).session_id
@@ -217,7 +317,9 @@ async def test_a_template_that_dies_is_replaced():
         pid = await ask(stub, session, 1, "pid")
         os.kill(parent(pid), signal.SIGKILL)
         await asyncio.to_thread(eventually_gone, pid)
-        assert reason(await finished(stub, session, 2, "go")) == "ENVIRONMENT_FAILED"
+        lost = await finished(stub, session, 2, "go")
+        assert reason(lost) == "SESSION_EXPIRED"
+        assert re.search("its process ended (along with the one that made it|with signal SIGKILL)", lost.error.message)
         assert (await finished(stub, await begin(stub), 1, "go")).HasField("transition")
 
 

@@ -1,9 +1,11 @@
 """An environment that sleeps, hangs, and takes its process down when told to. `unruly_environment` registers it."""
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from turngym_server.environment import ActionResult, Environment, Limits, Options, Start
 from turngym_server.rng import Rng
@@ -44,6 +46,11 @@ class Unruly(Environment[UnrulyOptions]):
                 sum(range(10**15))  # One call in C that keeps the interpreter's lock.
             case ["exit", status]:
                 os._exit(int(status))
+            case ["kill"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case ["kill", once] if not Path(once).exists():
+                Path(once).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
             case ["abort"]:
                 os.abort()
             case ["raise"]:

@@ -2,7 +2,12 @@
 
 from unruly import Unruly, UnrulyOptions
 
-from turngym_server.environment import Limits, register
+from turngym_server.environment import Determinism, Limits, register
+
+
+class Unsure(Unruly):
+    """The same, without a promise."""
+
 
 register(
     id="unruly",
@@ -13,3 +18,13 @@ register(
     limits=Limits(max_turns=20, max_actions=20, max_actions_per_turn=1),
     step_deadline=1.0,
 )(Unruly)
+
+register(
+    id="unsure",
+    version="1.0",
+    family="unsure",
+    summary="Does what no environment should, and not always the same.",
+    options=UnrulyOptions,
+    limits=Limits(max_turns=20, max_actions=20, max_actions_per_turn=1),
+    determinism=Determinism.NONE,
+)(Unsure)

@@ -3,6 +3,9 @@
 What hangs is killed at the step deadline, be it in a loop in C that keeps the interpreter's lock, and what crashes
 takes nothing with it: the episode fails, and its neighbours notice nothing.
 
+A process that somebody else killed, or that went with its template, is no failure of the environment's: see
+`ProcessKilled`. What it was doing is done again in another one, or its session is gone and is resumed by replay.
+
 Processes are made by a template, one for each environment, which imports it once and forks for every instance, so that
 one costs milliseconds and shares its memory; see `turngym_server.processes.isolated_process`. They end with their
 server.
@@ -11,13 +14,15 @@ server.
 import contextlib
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Self
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Final, Self, TypeVar
 
 from turngym_server.environment import (
     ActionResult,
@@ -36,6 +41,8 @@ from turngym_server.rng import Rng
 from turngym_server.sessions.threads import Overrun
 from turngym_server.watching.logs import RaisedElsewhere
 
+T = TypeVar("T")
+
 COMMAND: Final = (sys.executable, "-P", "-m", "turngym_server.processes.isolated_process")
 START_SECONDS: Final = 60.0
 """How long a template may take to import its environment."""
@@ -43,6 +50,11 @@ STATUS_SECONDS: Final = 5.0
 """How long a process that has closed its connection may take to end."""
 NEW: Final = b"N"
 KILL: Final = b"K"
+FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+MOST_KILLED: Final = 3
+"""So often in one place, being killed is what the environment does."""
+PLACES: Final = 1_024
+"""Of which is remembered how often processes were killed there."""
 REQUEST_BYTES: Final = 9
 """A request to the template: NEW or KILL, and the instance's number in 8 bytes."""
 
@@ -51,8 +63,48 @@ class ProcessEnded(Exception):
     """The process of an isolated environment is gone. Says how it ended."""
 
 
+class ProcessKilled(ProcessEnded):
+    """The process was killed from outside: by an operator, by a kernel short of memory, or along with its template.
+
+    An environment that crashes does so by other signals, or ends with a status. One that has itself killed, as by
+    taking all memory there is, looks the same the first time; it is told by that it does so again and again at the
+    same place (`Killings`, `retried`), and has failed then.
+    """
+
+
 class CannotIsolate(OSError):
     """The processes of an environment cannot be made. Says why."""
+
+
+class Killings:
+    """How often processes were killed from outside at one place of an episode, of the last places where any was.
+
+    Belongs to one thread.
+    """
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[Hashable, int] = OrderedDict()
+
+    def excuses(self, place: Hashable) -> bool:
+        """Notes that one was killed there. False: that has been so too often to be somebody else's doing."""
+        count = self._counts.pop(place, 0) + 1
+        self._counts[place] = count
+        if len(self._counts) > PLACES:
+            self._counts.popitem(last=False)
+        return count < MOST_KILLED
+
+
+def retried(work: Callable[[], T]) -> T:
+    """What `work` returns, which makes processes of its own and is done again where one of them is killed.
+
+    Raises:
+        ProcessKilled: MOST_KILLED times one was.
+        Exception: what `work` raises.
+    """
+    for _ in range(MOST_KILLED - 1):
+        with contextlib.suppress(ProcessKilled):
+            return work()
+    return work()
 
 
 class Isolator:
@@ -166,6 +218,12 @@ class IsolatedEnvironment(Environment[Options]):
         """
         if self._spec.determinism is not Determinism.BYTES:
             raise RuntimeError("an isolated episode is copied by playing it again, which needs determinism BYTES")
+        try:
+            return retried(self._copied)
+        except ProcessKilled as error:
+            raise RuntimeError("the copy's process was killed, again and again") from error
+
+    def _copied(self) -> Self:
         assert self._origin is not None
         copy = self._isolator.make(self.options)
         try:
@@ -195,7 +253,7 @@ class IsolatedEnvironment(Environment[Options]):
 
         Raises:
             Overrun: it did not return by the step deadline; its process was killed.
-            ProcessEnded: how.
+            ProcessEnded: how; ProcessKilled: not by itself.
             Exception: what the method raised, or NoInstance.
         """
         answer = self._process.ask({"call": name, "arguments": arguments}, self._spec.step_deadline)
@@ -281,6 +339,7 @@ class _Process:
         self._number = number
         self._connection = connection
         self._status = status
+        self._ended: ProcessEnded | None = None
         self._free = weakref.finalize(self, _free, connection, status)
 
     def ask(self, request: object, seconds: float) -> Mapping[str, Any]:
@@ -288,8 +347,9 @@ class _Process:
 
         Raises:
             Overrun: it did not come in time; the process was killed.
-            ProcessEnded: how.
+            ProcessEnded: how; ProcessKilled: not by itself.
         """
+        answer: Mapping[str, Any] | None = None
         try:
             self._connection.settimeout(seconds)
             frames.write(self._connection, request)
@@ -297,11 +357,14 @@ class _Process:
         except TimeoutError as error:
             self.kill()
             raise Overrun(f"no answer after {seconds:g} s; the process was killed", goes_on=False) from error
+        except ConnectionError:  # It was gone before it could be asked.
+            pass
         except (OSError, ValueError) as error:
             self.kill()
             raise ProcessEnded(f"the connection to its process broke: {error}") from error
         if answer is None:
-            raise ProcessEnded(f"its process ended with {self._how_it_ended()}")
+            self._ended = self._ended or self._how_it_ended()
+            raise type(self._ended)(*self._ended.args)
         return answer
 
     def kill(self) -> None:
@@ -310,10 +373,15 @@ class _Process:
             self._template.kill(self._number)
             self._free()
 
-    def _how_it_ended(self) -> str:
+    def _how_it_ended(self) -> ProcessEnded:
         readable, _, _ = select.select([self._status], [], [], STATUS_SECONDS)
-        text = os.read(self._status, 16) if readable else b""
-        return describe_exit(int(text)) if text else "no status"
+        if not readable:
+            return ProcessEnded("its process ended, or no longer speaks")
+        text = os.read(self._status, 16)
+        if not text:
+            return ProcessKilled("its process ended along with the one that made it")
+        kind = ProcessKilled if -int(text) in FROM_OUTSIDE else ProcessEnded
+        return kind(f"its process ended with {describe_exit(int(text))}")
 
 
 def _free(connection: socket.socket, status: int) -> None:

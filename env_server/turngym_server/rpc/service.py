@@ -25,6 +25,7 @@ from turngym_server.environment import EnvironmentSpec, Limits
 from turngym_server.errors import ItemError, Reason, exception_text
 from turngym_server.host import EnvironmentHost, Plan
 from turngym_server.listening import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, SERVICE
+from turngym_server.processes.isolation import retried
 from turngym_server.rpc import messages, wire
 from turngym_server.rpc.batches import (
     MAX_BATCH_ITEMS,
@@ -471,7 +472,9 @@ class EnvironmentService:
         origin = Origin.RESUME if plan.turns else Origin.RESET
         began = time.perf_counter()
         try:
-            session = await self.runtime.threads(spec).run(work, deadline, late=release, account=caller.account)
+            session = await self.runtime.threads(spec).run(
+                lambda: retried(work), deadline, late=release, account=caller.account
+            )
         except ItemError:
             raise
         except Overrun:

@@ -18,6 +18,7 @@ from turngym_server.access.sealed import Seal
 from turngym_server.environment import Environment, EnvironmentSpec
 from turngym_server.errors import ItemError, Reason, exception_text
 from turngym_server.host import EnvironmentHost
+from turngym_server.processes.isolation import Killings, ProcessKilled
 from turngym_server.rpc import messages
 from turngym_server.sessions.digest import encode_actions
 from turngym_server.sessions.episode import Episode, NoiseSegment
@@ -51,6 +52,7 @@ class Runtime:
         # What hangs keeps its place until its deadline: a quarter is left to other callers.
         self._threads = Threads(threads, share=max(1, threads - threads // 4))
         self._interpreter_threads = Threads(INTERPRETER_THREADS)
+        self.killings = Killings()
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def threads(self, spec: EnvironmentSpec) -> Threads:
@@ -334,6 +336,8 @@ class Session:
         return ItemError(Reason.STEP_DEADLINE, message)
 
     def _environment_failed(self, error: BaseException) -> ItemError:
+        if isinstance(error, ProcessKilled) and (lost := self._lost(error)):
+            return lost
         log.error(
             "step %d failed: %s",
             self.step_index,
@@ -344,6 +348,28 @@ class Session:
         return ItemError(
             Reason.ENVIRONMENT_FAILED,
             f"{self.identity.host.spec.id} failed in step {self.step_index}: {self.identity.told(error)}",
+        )
+
+    def _lost(self, error: ProcessKilled) -> ItemError | None:
+        """Ends the session, whose process was killed, so that it is resumed by replay; None: it is the episode's doing.
+
+        Being killed is no result of an episode, as little as the end of a server is. An episode that is killed at the
+        same place again and again is not resumed for ever: see `Killings`.
+        """
+        if not self._runtime.killings.excuses((self.episode.digest, self._fingerprint)):
+            return None
+        self.failed = True
+        self.lease_end = 0.0
+        log.warning(
+            "after step %d: %s: %s",
+            self.episode.turns_played,
+            error,
+            self.identity.describe(self.episode.noise),
+            extra={**self._event(), "reason": Reason.SESSION_EXPIRED.value},
+        )
+        return ItemError(
+            Reason.SESSION_EXPIRED,
+            f"session {self.identity.session_id} is gone: {error}, by none of its own doing; resume it by replay",
         )
 
     # Results
@@ -481,7 +507,8 @@ class Session:
             what: names the work, for errors.
 
         Raises:
-            ItemError: STEP_RUNNING, ENVIRONMENT_FAILED, STEP_DEADLINE, or what `prepare` raises. Past the deadline the
+            ItemError: STEP_RUNNING, ENVIRONMENT_FAILED, STEP_DEADLINE, SESSION_EXPIRED (its process was killed), or
+                what `prepare` raises. Past the deadline the
                 work keeps the episode until it is done, so that no turn is played under its feet.
         """
         if self.running:
@@ -504,6 +531,8 @@ class Session:
             release = _keep if overrun.goes_on else release
             raise self._past_deadline(what, "in the environment") from None
         except ENVIRONMENT_ERRORS as error:
+            if isinstance(error, ProcessKilled) and (lost := self._lost(error)):
+                raise lost from None
             log.exception(
                 "%s failed: %s",
                 what,
@@ -577,9 +606,15 @@ def fingerprint_of(encoded_actions: bytes) -> Fingerprint:
 
 
 def list_legal(episode: Episode, identity: Identity) -> pb.LegalActions | None:
-    """Legal actions now; None, and a line in the log, where the environment fails to list them."""
+    """Legal actions now; None, and a line in the log, where the environment fails to list them.
+
+    Raises:
+        ProcessKilled: its process was, which is found out by whoever asks next.
+    """
     try:
         return messages.legal_actions(episode.legal_actions())
+    except ProcessKilled:
+        raise
     except ENVIRONMENT_ERRORS as error:
         log.exception(
             "legal actions failed: %s",

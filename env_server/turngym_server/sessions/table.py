@@ -174,7 +174,8 @@ class SessionTable:
             if creation.expired:
                 raise ItemError(
                     Reason.SESSION_EXPIRED,
-                    f"session {session_id} was untouched for {self.lease_seconds:g} s and is gone; resume it by replay",
+                    f"session {session_id} is gone: untouched for {self.lease_seconds:g} s, or its process was killed; "
+                    "resume it by replay",
                 )
         raise ItemError(
             Reason.SESSION_UNKNOWN,

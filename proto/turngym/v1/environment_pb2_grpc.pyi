@@ -15,7 +15,8 @@ and one of these reasons:
                                              not play sealed seeds, or not the held-out world that its SPLIT_ALL
                                              came to (the item); metadata: role
   UNKNOWN_ENVIRONMENT   NOT_FOUND            metadata: nearest
-  SESSION_EXPIRED       NOT_FOUND            the lease ran out; resume by replay
+  SESSION_EXPIRED       NOT_FOUND            the lease ran out, or a process that it had to itself was killed from
+                                             outside; resume by replay
   SESSION_UNKNOWN       NOT_FOUND            never existed here, ended and forgotten, or another token's; resume by
                                              replay
   INVALID_ITEM          INVALID_ARGUMENT     a field is missing, out of range, undecodable, or sent twice
@@ -35,9 +36,9 @@ and one of these reasons:
   SESSION_LIMIT         RESOURCE_EXHAUSTED   with google.rpc.RetryInfo; only errors that carry it may be retried
   QUOTA_EXCEEDED        RESOURCE_EXHAUSTED   the whole call, with RetryInfo; metadata: quota
   DRAINING              UNAVAILABLE          the server is shutting down; resume by replay on another
-  ENVIRONMENT_FAILED    INTERNAL             the environment raised; never replayed: the failure is the result.
-                                             The message holds the exception's type and up to 300 characters of its
-                                             text, without control characters
+  ENVIRONMENT_FAILED    INTERNAL             the environment raised, or crashed; never replayed: the failure is the
+                                             result. The message holds the exception's type and up to 300
+                                             characters of its text, without control characters
   STEP_DEADLINE         DEADLINE_EXCEEDED    the turn ran past step_deadline_seconds; the failure is the result
 UNAVAILABLE without details is given by a server of several processes for what one of them has that does not answer
 now, and by gRPC to a connection with more than 1,000 calls open; try again.
