@@ -142,12 +142,12 @@ class AsyncEpisode(EpisodeFacts):
                 return outcome.transition
 
             try:
-                transition = transition_from_pb(await self._run(attempt))
+                transition = transition_from_pb(await self.session.run(attempt))
             except (ServerUnavailable, ServerBusy):
                 raise
             except TurngymError as error:
                 self._under_way = None
-                if isinstance(error, EnvironmentFailed):
+                if isinstance(error, EnvironmentFailed | EpisodeLost):
                     self._failure = error
                 raise
             self._record.turns.append(turn)

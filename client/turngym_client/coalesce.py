@@ -22,7 +22,7 @@ FRESH_WAIT: Final = 0.01
 """Seconds that a request of fresh items lets the server wait for the last of them."""
 REPEATED_WAIT: Final = 0.5
 """The same for a request of items that were unfinished before."""
-SIDE_BY_SIDE: Final = 16
+SIDE_BY_SIDE: Final = 8
 """Least items of each of two requests that are under way at a time. Fewer would not pay for a request of their own."""
 MAX_FRESH: Final = 4
 """Requests of fresh items under way; more than two only while each is full."""

@@ -46,20 +46,21 @@ class StepStream:
         self._opening = self._loop.create_task(self._open())
         self._reading = self._loop.create_task(self._read())
 
-    async def send(self, request: pb.StepRequest, deadline: float, answered: Answered) -> None:
+    async def send(self, request: pb.StepStreamRequest, deadline: float, answered: Answered) -> None:
         """Sends a request, unless it is answered before it can be.
 
         Args:
+            request: gets its id here.
             deadline: seconds after which the request is given up; its answer is dropped when it comes.
             answered: called once.
         """
-        request_id = next(self._ids)
+        request_id = request.id = next(self._ids)
         expiry = self._loop.call_later(deadline, self._expire, request_id, deadline)
         self._waiting[request_id] = answered, expiry
         if self.broken:
             self._answer(request_id, StatusError(_ENDED, of_item=False))
             return
-        await self._write(request_id, request)
+        await self._write(request)
 
     async def close(self) -> None:
         """Ends the call; whoever still waits gets an error."""
@@ -71,15 +72,15 @@ class StepStream:
         with contextlib.suppress(grpc.aio.AioRpcError):
             await self._call.wait_for_connection()
 
-    async def _write(self, request_id: int, request: pb.StepRequest) -> None:
+    async def _write(self, request: pb.StepStreamRequest) -> None:
         """Sends a message. Where the stream is broken, `_read` says so to whoever waits."""
         if not self._opening.done():
             await asyncio.wait({self._opening})
         try:
             async with self._writing:
-                if request_id in self._waiting:
-                    self._being_written = request_id
-                    await self._call.write(pb.StepStreamRequest(id=request_id, step=request))
+                if request.id in self._waiting:
+                    self._being_written = request.id
+                    await self._call.write(request)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass
         except asyncio.CancelledError:

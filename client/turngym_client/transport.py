@@ -85,6 +85,7 @@ _HOST_PORT: Final = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s:/\[\],@?#]+):(?
 _SCHEME: Final = re.compile(r"dns:(//[^/]*/)?|ipv[46]:")
 _PORTLESS_TARGET: Final = re.compile(r"(unix|unix-abstract|vsock):\S+")
 
+ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 _jitter = random.SystemRandom()
@@ -137,7 +138,7 @@ class Server:
         self._stub = cast("EnvironmentServiceAsyncStub", pb_grpc.EnvironmentServiceStub(self._channel))
         self._metadata = (("turngym-client", client_id), *credentials.metadata)
         self._step_lanes: dict[tuple[str, bool], Coalescer[pb.StepItem, pb.StepOutcome]] = {}
-        self._advise_lane = self._lane(self._send_advise)
+        self._advise_lane = self._lane(self._send_advise, _advise_size)
         self._stream: StepStream | None = None
         self._offers_stream = True
 
@@ -175,7 +176,7 @@ class Server:
     async def close_sessions(self, request: pb.CloseRequest) -> pb.CloseResponse:
         return await result(self._stub.Close(request, timeout=SHORT_DEADLINE, metadata=self._metadata))
 
-    async def step(self, environment_id: str, want_legal_actions: bool, item: pb.StepItem) -> pb.StepOutcome:
+    def step(self, environment_id: str, want_legal_actions: bool, item: pb.StepItem) -> asyncio.Future[pb.StepOutcome]:
         """The item's outcome, never pending. Shares requests with other steps of the environment."""
         key = (environment_id, want_legal_actions)
         if (lane := self._step_lanes.get(key)) is None:
@@ -183,12 +184,12 @@ class Server:
             async def send(request: _StepRequest) -> None:
                 await self._send_steps(request, want_legal_actions)
 
-            lane = self._step_lanes[key] = self._lane(send)
-        return await lane.submit(item)
+            lane = self._step_lanes[key] = self._lane(send, _step_size)
+        return lane.submit(item)
 
-    async def advise(self, item: pb.AdviseItem) -> pb.AdviseOutcome:
+    def advise(self, item: pb.AdviseItem) -> asyncio.Future[pb.AdviseOutcome]:
         """The item's outcome. Shares requests with others."""
-        return await self._advise_lane.submit(item)
+        return self._advise_lane.submit(item)
 
     async def close(self, error: Exception) -> None:
         """Closes the channel; whoever still waits gets `error`."""
@@ -198,21 +199,25 @@ class Server:
             await self._stream.close()
         await self._channel.close()
 
-    def _lane(self, send: Callable[[Request[Any, ResultT]], Coroutine[Any, Any, None]]) -> Coalescer[Any, ResultT]:
-        return Coalescer(send, max_items=self.max_batch_items, max_size=MAX_BATCH_BYTES, size=_size)
+    def _lane(
+        self, send: Callable[[Request[ItemT, ResultT]], Coroutine[Any, Any, None]], size: Callable[[ItemT], int]
+    ) -> Coalescer[ItemT, ResultT]:
+        return Coalescer(send, max_items=self.max_batch_items, max_size=MAX_BATCH_BYTES, size=size)
 
     async def _send_steps(self, request: _StepRequest, want_legal_actions: bool) -> None:
-        message = pb.StepRequest(
-            items=request.items, max_wait_seconds=request.wait, want_legal_actions=want_legal_actions
-        )
+        streamed = pb.StepStreamRequest()  # Filled in place, since a message that is put into another is copied.
+        message = streamed.step
+        message.items.extend(request.items)
+        message.max_wait_seconds = request.wait
+        message.want_legal_actions = want_legal_actions
         # What is refused for its bytes takes the stream with it, so a larger item is a call of its own.
-        fits = len(request.items) > 1 or _size(request.items[0]) <= MAX_BATCH_BYTES
+        fits = len(request.items) > 1 or _step_size(request.items[0]) <= MAX_BATCH_BYTES
         if not (self._offers_stream and fits):
             await self._call_step(request, message)
             return
         if self._stream is None or self._stream.broken:
             self._stream = StepStream(self._stub.StepStream(metadata=self._metadata))
-        await self._stream.send(message, self._deadline, lambda answer: self._streamed(answer, request, message))
+        await self._stream.send(streamed, self._deadline, lambda answer: self._streamed(answer, request, message))
 
     def _streamed(self, answer: pb.StepResponse | StatusError, request: _StepRequest, message: pb.StepRequest) -> None:
         """Takes what came over the stream; where that says nothing of the items, a call of Step asks for them."""
@@ -252,10 +257,16 @@ def matched(items: Sequence[object], outcomes: Sequence[ResultT]) -> Sequence[Re
     return outcomes
 
 
-def _size(item: pb.StepItem | pb.AdviseItem) -> int:
-    """The item's bytes, or where it holds many fields what they take up of a request, counted in bytes too."""
-    fields = 3 + len(item.actions) if isinstance(item, pb.StepItem) else 2
-    return max(item.ByteSize(), fields * MAX_BATCH_BYTES // MAX_BATCH_FIELDS)
+FIELD_BYTES: Final = MAX_BATCH_BYTES // MAX_BATCH_FIELDS
+"""What a field takes up of a request at least, so that many small ones fill it too."""
+
+
+def _step_size(item: pb.StepItem) -> int:
+    return max(item.ByteSize(), (3 + len(item.actions)) * FIELD_BYTES)
+
+
+def _advise_size(item: pb.AdviseItem) -> int:
+    return max(item.ByteSize(), 2 * FIELD_BYTES)
 
 
 class Pool:
