@@ -21,6 +21,10 @@ from turngym_server.config import ServerConfig
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 HEALTH: Final = "grpc.health.v1.Health"
+FRONT_SERVICE: Final = "turngym.internal.Forks"
+"""What a worker answers to its front alone: `Hold` and `Fork` take a ForkRequest, `LetGo` the name that `Hold` gave."""
+HOLD_KEY: Final = "turngym-hold"
+"""Metadata key by which `Fork` is told that name."""
 REFLECTED: Final = (SERVICE, HEALTH)
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 """Of a reply, and what clients' channels should allow."""

@@ -85,7 +85,8 @@ class Server:
             raise
         if self.config.front_socket:
             for_front = grpc.aio.server(options=FRONT_SOCKET_OPTIONS)
-            for_front.add_generic_rpc_handlers((*handlers, worker_handlers(self.service.metrics)))
+            internal = worker_handlers(self.service.metrics), self.service.front_handlers()
+            for_front.add_generic_rpc_handlers((*handlers, *internal))
             for_front.add_insecure_port(f"unix:{self.config.front_socket}")
             self._servers.append(for_front)
         if self.config.metrics_port is not None:

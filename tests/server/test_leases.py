@@ -22,6 +22,7 @@ from serving import (
 )
 
 from turngym.v1 import environment_pb2 as pb
+from turngym_server.listening import FRONT_SERVICE, HOLD_KEY
 
 
 async def held(stub) -> int:
@@ -227,3 +228,50 @@ async def test_drain_gives_up_after_its_grace():
         with pytest.raises(grpc.aio.AioRpcError):
             await turn
         GATE.set()
+
+
+async def test_places_that_are_kept_for_a_fork(tmp_path):
+    """Nobody else has them until they are used, given back, or forgotten; and only the front can have them kept."""
+    clock, socket = Clock(), f"unix:{tmp_path}/front"
+    async with (
+        serving(DICE, max_sessions=4, clock=clock, front_socket=f"{tmp_path}/front") as (stub, server),
+        grpc.aio.insecure_channel(socket) as inside,
+        grpc.aio.insecure_channel(server.address) as outside,
+    ):
+
+        def ask(channel: grpc.aio.Channel, rpc: str, data: bytes, name: bytes = b""):
+            return channel.unary_unary(f"/{FRONT_SERVICE}/{rpc}")(data, metadata=((HOLD_KEY, name.decode()),))
+
+        started = await start(stub)
+        items = [pb.ForkItem(request_id=request_id(), session_id=started.session_id, same_noise=True) for _ in range(2)]
+        fork = pb.ForkRequest(items=items).SerializeToString()
+        for rpc, data in (("Hold", fork), ("Fork", fork), ("LetGo", b"name")):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await ask(outside, rpc, data)
+            assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+        first = await ask(inside, "Hold", fork)
+        assert await held(stub) == 3
+        assert (await refused(ask(inside, "Hold", fork)))[0] == "SESSION_LIMIT"
+        assert (await refused(stub.Reset(pb.ResetRequest(items=[reset_item(), reset_item()]))))[0] == "SESSION_LIMIT"
+        await ask(inside, "LetGo", first)
+        await ask(inside, "LetGo", first)
+        assert await held(stub) == 1
+        # Not used for a minute, they are anybody's.
+        late = await ask(inside, "Hold", fork)
+        clock.now += 61
+        assert await ask(inside, "Hold", fork) != late
+        # Used, they are the copies' own, though nothing else would fit and the server has begun to drain.
+        server.service.table.sweep()
+        clock.now += 61
+        kept = await ask(inside, "Hold", fork)
+        other = await start(stub)
+        server.service.draining = True
+        copies = pb.ForkResponse.FromString(await ask(inside, "Fork", fork, kept)).outcomes
+        assert all(each.HasField("started") for each in copies)
+        assert await held(stub) == 4
+        assert pb.ForkResponse.FromString(await ask(inside, "Fork", fork, kept)).outcomes == copies
+        server.service.draining = False
+        ids = [started.session_id, other.session_id, *(each.started.session_id for each in copies)]
+        await stub.Close(pb.CloseRequest(session_ids=ids))
+        assert await held(stub) == 0

@@ -1,6 +1,7 @@
 """Several worker processes behind one front: `env_server --workers`."""
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -524,7 +525,97 @@ async def test_a_full_worker_keeps_what_it_has(begin):
         assert (await stub.GetServer(pb.GetServerRequest())).sessions == 4
 
 
+def fork_of(session: pb.Started) -> pb.ForkItem:
+    return pb.ForkItem(request_id=request_id(), session_id=session.session_id, same_noise=True)
+
+
+@pytest.mark.parametrize("full", [0, 1])
+async def test_a_fork_is_admitted_by_all_its_workers_or_by_none(begin, full):
+    process = begin("--port", "0", "--max-sessions", "8")
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def stub_of(address: str):
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+            return environment_pb2_grpc.EnvironmentServiceStub(channel)
+
+        stub = await stub_of(process.address)
+        own = [await stub_of(address) for address in (await stub.GetServer(pb.GetServerRequest())).addresses]
+        roomy = await start(own[1 - full], dice())
+        crowd = [await start(own[full], dice()) for _ in range(3)]
+
+        async def held() -> int:
+            return (await stub.GetServer(pb.GetServerRequest())).sessions
+
+        async def refused(request: pb.ForkRequest) -> None:
+            before = await held()
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await stub.Fork(request)
+            assert details(call_status(error.value))[0].reason == "SESSION_LIMIT"
+            while await held() != before:  # Places that were kept are let go at once, by another call.
+                pass
+
+        # One place is left where two are wanted.
+        first = fork_of(roomy)
+        both = pb.ForkRequest(items=[first, fork_of(crowd[0]), fork_of(crowd[1])])
+        await refused(both)
+        assert await held() == 4
+        # What a call before it began stays, and is no part of what is refused.
+        begun = (await stub.Fork(pb.ForkRequest(items=[first]))).outcomes[0]
+        await refused(both)
+        kept = await stub.KeepAlive(pb.KeepAliveRequest(session_ids=[begun.started.session_id]))
+        assert kept.outcomes[0].HasField("lease_seconds")
+        # With room it is begun whole, once.
+        await close(stub, crowd[2:])
+        outcomes = (await stub.Fork(both)).outcomes
+        assert [each.request_id for each in outcomes] == [item.request_id for item in both.items]
+        assert outcomes[0] == begun
+        assert [tag_of(each.started.session_id) for each in outcomes[1:]] == [tag_of(crowd[0].session_id)] * 2
+        assert (await stub.Fork(both)).outcomes == outcomes
+        assert await held() == 6
+        # What fails in it fails alone, and takes no place.
+        gone = pb.ForkItem(request_id=request_id(), session_id=crowd[2].session_id, same_noise=True)
+        late = fork_of(roomy)
+        late.step_index = 9
+        mixed = (await stub.Fork(pb.ForkRequest(items=[late, gone, fork_of(roomy)]))).outcomes
+        assert [reason(each) for each in mixed[:2]] == ["WRONG_STEP_INDEX", "SESSION_UNKNOWN"]
+        assert mixed[2].HasField("started")
+        assert await held() == 7
+
+
+async def test_of_two_forks_that_want_the_last_places_one_gets_them(begin):
+    process = begin("--port", "0", "--max-sessions", "6")
+    async with grpc.aio.insecure_channel(process.address) as channel:
+        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        sessions = [await start(stub, dice()) for _ in range(2)]
+        assert len({tag_of(each.session_id) for each in sessions}) == 2
+        for _ in range(10):
+            calls = [
+                pb.ForkRequest(items=[fork_of(each) for each in order * 2]) for order in (sessions, sessions[::-1])
+            ]
+            answers = await asyncio.gather(*(stub.Fork(call) for call in calls), return_exceptions=True)
+            begun = [answer for answer in answers if isinstance(answer, pb.ForkResponse)]
+            assert len(begun) == 1
+            assert all(each.HasField("started") for each in begun[0].outcomes)
+            await close(stub, [each.started for each in begun[0].outcomes])
+
+
 # What dies
+
+
+async def test_a_fork_over_a_worker_that_dies(begin):
+    """What lived there is unknown; the rest is copied."""
+    process = begin("--port", "0")
+    async with grpc.aio.insecure_channel(process.address) as channel:
+        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        sessions = [await start(stub, dice()) for _ in range(4)]
+        async with grpc.aio.insecure_channel((await stub.GetServer(pb.GetServerRequest())).addresses[0]) as own:
+            ids = pb.KeepAliveRequest(session_ids=[each.session_id for each in sessions])
+            kept = (await environment_pb2_grpc.EnvironmentServiceStub(own).KeepAlive(ids)).outcomes
+        os.kill(process.worker_of((await stub.GetServer(pb.GetServerRequest())).addresses[0]), signal.SIGKILL)
+        outcomes = (await stub.Fork(pb.ForkRequest(items=[fork_of(each) for each in sessions]))).outcomes
+        for before, outcome in zip(kept, outcomes, strict=True):
+            assert outcome.HasField("error") == before.HasField("lease_seconds")
+        assert {reason(each) for each in outcomes if each.HasField("error")} == {"SESSION_UNKNOWN"}
 
 
 def play(episodes: list[Episode], client, turns: int) -> None:

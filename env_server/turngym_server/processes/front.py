@@ -10,15 +10,19 @@ one is asked. A retry goes where its request id went before, until that worker i
 caller by itself, the ids that a worker has, and apart from them those that a worker has not answered for; see
 `turngym_server.processes.assignments`. A worker that is silent gets new sessions only where all are, and is not waited
 for where another can answer.
-A Fork goes to the workers of its sessions, each of which admits its own part: where one has no room the call is
-refused, but what others began is there, and found again by the same request ids.
+A Fork goes to the workers of its sessions, each of which has to admit its own part. So before any of them begins a copy
+each keeps the places for its part, and where one has no room the others let theirs go: the call is refused, and nothing
+was begun. Whoever sends it again with the same request ids gets what it began, once. What remains: a worker that goes
+away after it had room takes its part with it, whose sessions are unknown then, and the copies of the others are there;
+and one that does not answer for a minute after it had room may have none any more.
 """
 
 import asyncio
+import contextlib
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,7 +36,7 @@ from turngym.v1 import environment_pb2 as pb
 from turngym_server.access.admission import TOKEN_KEY, access_of
 from turngym_server.access.caller import stranger
 from turngym_server.errors import ItemError, Reason
-from turngym_server.listening import REFLECTED, SERVER_OPTIONS, SERVICE, bind, host_and_port
+from turngym_server.listening import FRONT_SERVICE, HOLD_KEY, REFLECTED, SERVER_OPTIONS, SERVICE, bind, host_and_port
 from turngym_server.processes.assignments import Assignments, CallerKey, Held, caller_key
 from turngym_server.processes.workers import ANSWER_SECONDS, Metadata, Order, Worker, WorkerLost, Workers
 from turngym_server.rpc import wire
@@ -206,6 +210,7 @@ class Front:
         self._assignments = Assignments()
         self._draining = False
         self._streams: set[RequestStream] = set()
+        self._telling: set[asyncio.Task[None]] = set()
         self._metrics: MetricsEndpoint | None = None
 
     @property
@@ -345,6 +350,8 @@ class Front:
                 requests = {worker: rest + merged.items_field(places) for worker, places in parts.items()}
             if rpc is RESET:
                 answers = await self._reset(merged, parts, requests, _waiting(batch.request), context)
+            elif rpc is FORK and len(requests) > 1:
+                answers = await self._fork(requests, _waiting(batch.request), context)
             else:
                 answers = await _call_all(rpc, requests, _waiting(batch.request), context)
             if whole and isinstance(answer := answers[next(iter(parts))], bytes):
@@ -375,6 +382,44 @@ class Front:
                     self._assignments.end(flight, held)
         _note_silence(worker for worker, answer in answers.items() if answer is None)
         return answers
+
+    async def _fork(
+        self, requests: Mapping[Worker, bytes], waiting: float | None, context: Context
+    ) -> Mapping[Worker, Answer]:
+        """What `_call_all` gives of a Fork that several workers have to admit; where one does not, none begins one.
+
+        A worker that is lost meanwhile has no session to copy, and is asked nothing more.
+        """
+        holds: dict[Worker, str] = {}
+        lost: dict[Worker, Answer] = {}
+        try:
+            # In one order, so that of two callers who want the last places one gets through.
+            for worker in sorted(requests, key=lambda worker: worker.number):
+                answer = await _within(waiting, _call(worker, "Hold", requests[worker], context, FRONT_SERVICE))
+                if isinstance(answer, bytes):
+                    holds[worker] = answer.decode()
+                elif isinstance(answer, WorkerLost):
+                    lost[worker] = answer
+                else:
+                    _note_silence([worker] if answer is None else ())
+                    return dict.fromkeys(requests, answer)
+            names, holds = holds, {}
+            held = {worker: requests[worker] for worker in names}
+            return {**lost, **(await _call_all(FORK, held, waiting, context, names) if held else {})}
+        finally:
+            for worker, name in holds.items():
+                self._let_go(worker, name)
+
+    def _let_go(self, worker: Worker, name: str) -> None:
+        """Has a worker free the places that it keeps. Where that does not reach it, it does so by itself, later."""
+
+        async def tell() -> None:
+            with contextlib.suppress(WorkerLost, grpc.aio.AioRpcError):
+                await worker.call("LetGo", name.encode(), (), SLACK_SECONDS, FRONT_SERVICE)
+
+        task = asyncio.ensure_future(tell())
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
 
     async def _step_stream(self, _requests: object, context: Context) -> None:
         """Passes each request of the stream on as a Step call."""
@@ -561,14 +606,25 @@ async def _ask_all(workers: Sequence[Worker], rpc: str, data: bytes, context: Co
 
 
 async def _call_all(
-    rpc: Batched, requests: Mapping[Worker, bytes], waiting: float | None, context: Context
+    rpc: Batched,
+    requests: Mapping[Worker, bytes],
+    waiting: float | None,
+    context: Context,
+    holds: Mapping[Worker, str] | None = None,
 ) -> Mapping[Worker, Answer]:
     """Each worker's answer to its request.
 
     Args:
         waiting: seconds after which the rest is pending; None: all are waited for that are not silent.
+        holds: the names of the places that each worker keeps for its request; None: none does.
     """
-    tasks = {worker: asyncio.ensure_future(_call(worker, rpc.name, data, context)) for worker, data in requests.items()}
+    service = SERVICE if holds is None else FRONT_SERVICE
+    tasks = {
+        worker: asyncio.ensure_future(
+            _call(worker, rpc.name, data, context, service, ((HOLD_KEY, holds[worker]),) if holds else ())
+        )
+        for worker, data in requests.items()
+    }
     try:
         if rpc is STEP and waiting is not None:
             await first_then_stragglers(tasks.values(), False, waiting)
@@ -590,10 +646,21 @@ async def _until_done_or_silent(tasks: Mapping[Worker, "asyncio.Task[Answer]"]) 
             return
 
 
-async def _call(worker: Worker, rpc: str, data: bytes, context: Context) -> Answer:
-    """One worker's answer, within the caller's own deadline."""
+async def _within(seconds: float | None, answer: Coroutine[Any, Any, Answer]) -> Answer:
+    """The answer, if it comes in time."""
     try:
-        return await worker.call(rpc, data, _passed_on(context), context.time_remaining())
+        async with asyncio.timeout(seconds):
+            return await answer
+    except TimeoutError:
+        return None
+
+
+async def _call(
+    worker: Worker, rpc: str, data: bytes, context: Context, service: str = SERVICE, own: Metadata = ()
+) -> Answer:
+    """One worker's answer, within the caller's own deadline; `own` goes with what the caller sent along."""
+    try:
+        return await worker.call(rpc, data, (*_passed_on(context), *own), context.time_remaining(), service)
     except WorkerLost as error:
         return error
     except grpc.aio.AioRpcError as error:
@@ -605,7 +672,7 @@ def _passed_on(context: Context) -> Metadata:
     return tuple(
         (key, value)
         for key, value in context.invocation_metadata() or ()
-        if key not in _OWN_METADATA and not key.startswith(("grpc-", ":"))
+        if key not in _OWN_METADATA and key != HOLD_KEY and not key.startswith(("grpc-", ":"))
     )
 
 

@@ -185,12 +185,15 @@ class Worker:
             "/grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest.SerializeToString
         )
         self._get_metrics: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(METRICS_METHOD)
-        self._methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
+        self._methods: dict[tuple[str, str], grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
 
-    async def call(self, rpc: str, request: bytes, metadata: Metadata, deadline: float | None) -> bytes:
+    async def call(
+        self, rpc: str, request: bytes, metadata: Metadata, deadline: float | None, service: str = SERVICE
+    ) -> bytes:
         """The worker's reply.
 
         Args:
+            rpc: of the service.
             metadata: the caller's own.
             deadline: seconds; None: no limit.
 
@@ -198,8 +201,8 @@ class Worker:
             WorkerLost: the connection broke, and with it went every session of the worker.
             grpc.aio.AioRpcError: the worker refused.
         """
-        if (method := self._methods.get(rpc)) is None:
-            method = self._methods[rpc] = self._channel.unary_unary(f"/{SERVICE}/{rpc}")
+        if (method := self._methods.get((service, rpc))) is None:
+            method = self._methods[service, rpc] = self._channel.unary_unary(f"/{service}/{rpc}")
         try:
             reply = await method(request, metadata=metadata, timeout=deadline)
         except grpc.aio.AioRpcError as error:

@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
@@ -24,7 +24,7 @@ from turngym_server.config import ServerConfig
 from turngym_server.environment import EnvironmentSpec, Limits
 from turngym_server.errors import ItemError, Reason, exception_text
 from turngym_server.host import EnvironmentHost, Plan
-from turngym_server.listening import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, SERVICE
+from turngym_server.listening import FRONT_SERVICE, HOLD_KEY, MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, SERVICE
 from turngym_server.processes.isolation import retried
 from turngym_server.rpc import messages, wire
 from turngym_server.rpc.batches import (
@@ -322,7 +322,16 @@ class EnvironmentService:
         return await self._begin(items, call, prepare, waiting, request.want_legal_actions)
 
     async def fork(self, data: bytes, call: Call) -> bytes:
+        return await self._fork(data, call)
+
+    async def _fork(self, data: bytes, call: Call, held: str = "") -> bytes:
+        """A serialised ForkResponse; `held` as for `_begin`."""
         request, items = decode(pb.ForkRequest, pb.ForkItem, data)
+        prepare = self._copies(call)
+        return await self._begin(items, call, prepare, wait_seconds(0), request.want_legal_actions, held)
+
+    def _copies(self, call: Call) -> Callable[[pb.ForkItem], Callable[[], Awaitable[Session]]]:
+        """What checks an item of a Fork and returns what makes its session."""
 
         def prepare(item: pb.ForkItem) -> Callable[[], Awaitable[Session]]:
             session = self.table.find(item.session_id, call.caller.owner)
@@ -335,26 +344,65 @@ class EnvironmentService:
 
             return copy
 
-        return await self._begin(items, call, prepare, wait_seconds(0), request.want_legal_actions)
+        return prepare
 
-    async def _begin(
+    # A Fork of which other workers have to admit their parts
+
+    def front_handlers(self) -> grpc.GenericRpcHandler:
+        """What a worker's server needs so that its front can have a Fork admitted by several workers, or by none."""
+        methods = {"Hold": self._hold, "Fork": self._fork_held, "LetGo": self._let_go}
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()
+        }
+        return grpc.method_handlers_generic_handler(FRONT_SERVICE, handlers)
+
+    async def _hold(self, data: bytes, context: Context) -> bytes:
+        """Keeps places for what a Fork asks for, and gives their name. Refused as the Fork would be."""
+        call, counts, began = Call("Fork", metadata_of(context)), self.runtime.counts.rpc("Fork"), time.perf_counter()
+        try:
+            call.caller = self.access.admit(call.rpc, call.caller, call.metadata, len(data))
+            _, items = decode(pb.ForkRequest, pb.ForkItem, data)
+            asked = await self._asked(items, call, self._copies(call))
+            if asked.new:
+                self._admit(call.caller, len(asked.new))
+            return self.table.hold(call.caller, len(asked.new)).encode()
+        except (ItemError, DecodeError) as error:
+            refusal = self._refused(call, counts, began, error)
+        return await abort(context, refusal)
+
+    async def _fork_held(self, data: bytes, context: Context) -> bytes:
+        """A Fork whose places are kept; in the metadata is their name."""
+        call, counts, began = Call("Fork", metadata_of(context)), self.runtime.counts.rpc("Fork"), time.perf_counter()
+        held = next((str(value) for key, value in call.metadata if key == HOLD_KEY), "")
+
+        async def answer() -> bytes:
+            # What it may do, and its quotas, were looked at when the places were taken.
+            holder = self.table.holder(held)
+            call.caller = holder or self.access.admit(call.rpc, call.caller, call.metadata, len(data))
+            return await self._fork(data, call, held)
+
+        reply = await self._finished(call, counts, began, answer())
+        return reply if isinstance(reply, bytes) else await abort(context, reply)
+
+    async def _let_go(self, data: bytes, _: Context) -> bytes:
+        self.table.let_go(data.decode())
+        return b""
+
+    async def _asked(
         self,
         items: Sequence[ItemT | Undecodable],
         call: Call,
         prepare: Callable[[Any], Callable[[], Awaitable[Session]]],
-        waiting: float,
-        want_legal: bool,
-    ) -> bytes:
-        """Makes sessions, all of a call or none, each of them once however often it is asked for.
+    ) -> "_Asked":
+        """What a call asks to begin. Until something is awaited again, what is new in it stays new.
 
         Args:
             prepare: checks an item and returns what makes its session.
         """
         caller = call.caller
         call.items = len(items)
-        outcomes: list[bytes | None] = [None] * len(items)
-        known: dict[int, Creation] = {}
-        prepared: dict[int, tuple[bytes, bytes, Callable[[], Awaitable[Session]]]] = {}
+        asked = _Asked([None] * len(items))
+        prepared: dict[int, _New] = {}
         seen: set[str] = set()
         for position, item in enumerate(items):
             if position:
@@ -367,33 +415,51 @@ class EnvironmentService:
                 fingerprint = item_fingerprint(item)
                 creation = self.table.known(caller, request_id, fingerprint)
                 if creation is not None:
-                    known[position] = creation
+                    asked.known[position] = creation
                 else:
-                    prepared[position] = (request_id, fingerprint, prepare(item))
+                    prepared[position] = _New(request_id, fingerprint, prepare(item))
             except ItemError as error:
-                outcomes[position] = reset_error(request_id, call.failed(error))
-        # From here to the last `open` nothing is awaited: what is admitted is what is opened. While items were
-        # prepared, the same ones may have been opened by another call.
-        new: list[int] = []
-        for position, (request_id, fingerprint, _) in prepared.items():
+                asked.outcomes[position] = reset_error(request_id, call.failed(error))
+        # While items were prepared, the same ones may have been opened by another call.
+        for position, item in prepared.items():
             try:
-                creation = self.table.known(caller, request_id, fingerprint)
+                creation = self.table.known(caller, item.request_id, item.fingerprint)
                 if creation is not None:
-                    known[position] = creation
+                    asked.known[position] = creation
                 else:
-                    new.append(position)
+                    asked.new[position] = item
             except ItemError as error:
-                outcomes[position] = reset_error(request_id, call.failed(error))
-        if new:
-            self._admit(caller, len(new))
-        for position in new:
-            request_id, fingerprint, make = prepared[position]
-            creation = self.table.open(caller, request_id, fingerprint)
-            creation.task = self.runtime.spawn(self._make(creation, make))
-            known[position] = creation
+                asked.outcomes[position] = reset_error(item.request_id, call.failed(error))
+        return asked
+
+    async def _begin(
+        self,
+        items: Sequence[ItemT | Undecodable],
+        call: Call,
+        prepare: Callable[[Any], Callable[[], Awaitable[Session]]],
+        waiting: float,
+        want_legal: bool,
+        held: str = "",
+    ) -> bytes:
+        """Makes sessions, all of a call or none, each of them once however often it is asked for.
+
+        Args:
+            prepare: checks an item and returns what makes its session.
+            held: the name of places that are kept for this call; "": none are.
+        """
+        asked = await self._asked(items, call, prepare)
+        # From here to the last `open` nothing is awaited: what is admitted is what is opened.
+        is_held = bool(held) and self.table.let_go(held)
+        if asked.new:
+            self._admit(call.caller, len(asked.new), is_held)
+        for position, new in asked.new.items():
+            creation = self.table.open(call.caller, new.request_id, new.fingerprint)
+            creation.task = self.runtime.spawn(self._make(creation, new.make))
+            asked.known[position] = creation
+        outcomes = asked.outcomes
         tasks = {
             position: self.runtime.spawn(self._reset_outcome(creation, want_legal, call))
-            for position, creation in known.items()
+            for position, creation in asked.known.items()
         }
         if tasks:
             await asyncio.wait(tasks.values(), timeout=waiting)
@@ -403,8 +469,8 @@ class EnvironmentService:
             outcomes, lambda position: pb.ResetOutcome(request_id=request_id_of(items[position]), pending=pb.Pending())
         )
 
-    def _admit(self, caller: Caller, count: int) -> None:
-        if self.draining:
+    def _admit(self, caller: Caller, count: int, is_held: bool = False) -> None:
+        if self.draining and not is_held:
             raise ItemError(Reason.DRAINING, "the server is shutting down; start or resume episodes on another")
         self.table.admit(caller, count)
 
@@ -686,6 +752,24 @@ def _streamed(request_id: int, answer: bytes | ItemError) -> bytes:
     if isinstance(answer, bytes):
         return frame(request_id, pb.StepStreamResponse.STEP_FIELD_NUMBER, answer)
     return frame(request_id, pb.StepStreamResponse.ERROR_FIELD_NUMBER, answer.status().SerializeToString())
+
+
+@dataclass(frozen=True, slots=True)
+class _New:
+    """An item that nothing has been made of yet, and what makes its session."""
+
+    request_id: bytes
+    fingerprint: bytes
+    make: Callable[[], Awaitable[Session]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The items of a call that begins sessions, by position: outcomes of those that failed, those known, those new."""
+
+    outcomes: list[bytes | None]
+    known: dict[int, Creation] = field(default_factory=dict[int, Creation])
+    new: dict[int, _New] = field(default_factory=dict[int, _New])
 
 
 def _log_failures(call: Call) -> None:

@@ -18,6 +18,8 @@ from turngym_server.watching.counts import Departure
 
 RETRY_AFTER: Final = 1.0
 """Seconds after which a caller who found no room should ask again."""
+HOLD_SECONDS: Final = 60.0
+"""How long places are kept for whoever had them held, and does not come."""
 MEMORY_SECONDS: Final = 60.0
 """How long a session's request id, and that it expired, are remembered after its end."""
 
@@ -43,6 +45,15 @@ class Creation:
     error: ItemError | None = None
     ended: bool = False
     expired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Places for sessions that are about to be asked for. `ends`: on the table's clock."""
+
+    caller: Caller
+    count: int
+    ends: float
 
 
 class SessionTable:
@@ -76,6 +87,7 @@ class SessionTable:
         self._sessions: dict[str, Creation] = {}
         self._creations: dict[tuple[str, str, bytes], Creation] = {}
         self._held: Counter[str] = Counter()
+        self._holds: dict[str, Hold] = {}
         self._forget: deque[tuple[float, Creation]] = deque()
 
     @property
@@ -87,7 +99,7 @@ class SessionTable:
 
     @property
     def held(self) -> int:
-        """Sessions that live or are being made."""
+        """Sessions that live or are being made, and places that are kept for others."""
         return self._held.total()
 
     def new_id(self) -> str:
@@ -138,6 +150,25 @@ class SessionTable:
             everywhere = mine + (usage.sessions_elsewhere() if usage else 0)
             bounds.append(("this token holds", everywhere, caller.max_sessions))
         return next((bound for bound in bounds if bound[1] + count > bound[2]), None)
+
+    def hold(self, caller: Caller, count: int) -> str:
+        """Keeps places for `count` sessions that were admitted, under the name that is returned; see `let_go`."""
+        self._held[caller.account] += count
+        name = secrets.token_hex(16)
+        self._holds[name] = Hold(caller, count, self._clock() + HOLD_SECONDS)
+        return name
+
+    def holder(self, name: str) -> Caller | None:
+        """For whom places are kept under this name; None: there are none, or none any more."""
+        hold = self._holds.get(name)
+        return None if hold is None else hold.caller
+
+    def let_go(self, name: str) -> bool:
+        """Frees the places that are kept under this name. False: there are none, or none any more."""
+        hold = self._holds.pop(name, None)
+        if hold is not None:
+            self._free(hold.caller, hold.count)
+        return hold is not None
 
     def open(self, caller: Caller, request_id: bytes, fingerprint: bytes) -> Creation:
         """Takes the place of a session that is about to be made, one of those that were admitted."""
@@ -203,6 +234,8 @@ class SessionTable:
             session = creation.session
             if session is not None and not creation.ended and session.lease_end <= now:
                 self._expire(creation, session)
+        for name in [name for name, hold in self._holds.items() if hold.ends <= now]:
+            self.let_go(name)
         while self._forget and self._forget[0][0] <= now:
             _, creation = self._forget.popleft()
             caller = creation.caller
@@ -225,10 +258,13 @@ class SessionTable:
 
     def _end(self, creation: Creation) -> None:
         creation.ended = True
-        account = creation.caller.account
-        self._held[account] -= 1
+        self._free(creation.caller, 1)
+        self._forget.append((self._clock() + MEMORY_SECONDS, creation))
+
+    def _free(self, caller: Caller, count: int) -> None:
+        account = caller.account
+        self._held[account] -= count
         if not self._held[account]:
             del self._held[account]
-        if self._ledger is not None and creation.caller.owner:
-            self._ledger.usage(creation.caller.owner).hold(self._held[account])
-        self._forget.append((self._clock() + MEMORY_SECONDS, creation))
+        if self._ledger is not None and caller.owner:
+            self._ledger.usage(caller.owner).hold(self._held[account])
