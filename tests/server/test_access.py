@@ -210,7 +210,7 @@ async def test_a_stream_is_checked_request_by_request(tmp_path):
     async with serving(DICE, tokens=path) as (stub, _):
         session = (await reset(stub, tokens["alice"])).started.session_id
         for metadata in (None, bearer(new_token("alice"))):
-            assert reason((await stream_once(stub, metadata, session)).error) == "UNAUTHENTICATED"
+            assert (await refusal(stub.StepStream(metadata=metadata).read()))[0] == "UNAUTHENTICATED"
         (outcome,) = (await stream_once(stub, tokens["bob"], session)).step.outcomes
         assert reason(outcome) == "SESSION_UNKNOWN"
         (outcome,) = (await stream_once(stub, tokens["alice"], session)).step.outcomes

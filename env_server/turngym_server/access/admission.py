@@ -58,13 +58,7 @@ class Access:
             )
         if self._tokens is None:
             return stranger
-        token = self._authenticated(self._tokens, metadata)
-        if token.role not in ROLES_OF_RPC.get(rpc, ()):
-            raise ItemError(
-                Reason.NOT_PERMITTED,
-                f"{rpc} is not for role {token.role.value!r}, which token {token.name!r} has",
-                metadata={"role": token.role.value},
-            )
+        token = self.check(rpc, metadata)
         quota, wait = self._meter(token.owner, token.quotas).admit(size)
         if quota:
             raise ItemError(
@@ -80,6 +74,27 @@ class Access:
             role=token.role,
             max_sessions=token.quotas.max_sessions,
         )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no token is needed."""
+        return self._tokens is None
+
+    def check(self, rpc: str, metadata: Metadata) -> Token:
+        """The token of a caller who may call the RPC, whatever its quotas have left. For servers that need tokens.
+
+        Raises:
+            ItemError: UNAUTHENTICATED or NOT_PERMITTED.
+        """
+        assert self._tokens is not None
+        token = self._authenticated(self._tokens, metadata)
+        if token.role not in ROLES_OF_RPC.get(rpc, ()):
+            raise ItemError(
+                Reason.NOT_PERMITTED,
+                f"{rpc} is not for role {token.role.value!r}, which token {token.name!r} has",
+                metadata={"role": token.role.value},
+            )
+        return token
 
     def charge(self, caller: Caller, size: int) -> None:
         """Counts the bytes of a reply."""

@@ -2,8 +2,8 @@
 
 Clients that know how call the workers directly, whose addresses GetServer lists. For all others the front passes calls
 on: an item goes to the worker whose tag begins its session's id, a new one to each worker in turn, and the outcomes
-come back in the order of the items. Requests and replies stay bytes, and the caller's metadata goes with them, so what
-a caller may do is decided by the workers alone.
+come back in the order of the items. Requests and replies stay bytes, and the caller's metadata goes with them: the
+front refuses those whose token may not call, and what else a caller may do is decided by the workers.
 
 Of a Reset all new items go to one worker, so they are admitted as a whole or not at all; where it has no room, the next
 one is asked. A retry goes where its request id went before, until that worker is gone: the front remembers, of each
@@ -54,12 +54,14 @@ from turngym_server.rpc.batches import (
     unframe,
 )
 from turngym_server.rpc.call import Context
+from turngym_server.rpc.gate import Gate
 from turngym_server.rpc.health import Health
 from turngym_server.rpc.reflection import serve_reflection
 from turngym_server.rpc.requests import MAX_WAIT_SECONDS, wait_seconds
 from turngym_server.rpc.stream import RequestStream
 from turngym_server.rpc.wire import Undecodable
-from turngym_server.watching.metrics import MetricsEndpoint, exposition, process_families, union
+from turngym_server.watching.counts import Counts
+from turngym_server.watching.metrics import MetricsEndpoint, exposition, process_families, refusals, union
 
 DETAILS_KEY: Final = "grpc-status-details-bin"
 SLACK_SECONDS: Final = 1.0
@@ -212,6 +214,7 @@ class Front:
         self._streams: set[RequestStream] = set()
         self._telling: set[asyncio.Task[None]] = set()
         self._metrics: MetricsEndpoint | None = None
+        self._counts = Counts()
 
     @property
     def address(self) -> str:
@@ -226,10 +229,11 @@ class Front:
     async def start(self) -> None:
         """Binds, starts the workers, and begins to serve once all of them do."""
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._access = access_of(self.config)
         self._server.add_generic_rpc_handlers((self._handlers(),))
         self._health = Health(("", SERVICE))
         self._server.add_generic_rpc_handlers((self._health.handlers(),))
-        serve_reflection(self._server, REFLECTED, access_of(self.config))
+        serve_reflection(self._server, REFLECTED, self._access)
         self.port = bind(self._server, self.config)
         self.workers = Workers(self._order, self._set_health)
         if self.config.metrics_port is not None:
@@ -266,7 +270,7 @@ class Front:
         answers = await asyncio.gather(*(worker.metrics() for worker in workers), return_exceptions=True)
         told = zip(workers, answers, strict=True)
         texts = {str(worker.number): answer for worker, answer in told if isinstance(answer, str)}
-        texts["front"] = exposition(process_families()).decode()
+        texts["front"] = exposition([*process_families(), refusals(self._counts.rpcs)]).decode()
         return union(texts, [str(number) for number in range(1, self.config.workers + 1)])
 
     def _set_health(self) -> None:
@@ -285,7 +289,7 @@ class Front:
             name: grpc.unary_unary_rpc_method_handler(_refusing(method)) for name, method in methods.items()
         }
         handlers["StepStream"] = grpc.stream_stream_rpc_method_handler(self._step_stream)
-        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+        return Gate(grpc.method_handlers_generic_handler(SERVICE, handlers), self._access, self._counts)
 
     async def _get_server(self, data: bytes, context: Context) -> bytes:
         """What the workers that answer are together."""

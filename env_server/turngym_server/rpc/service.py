@@ -45,6 +45,7 @@ from turngym_server.rpc.batches import (
     unframe,
 )
 from turngym_server.rpc.call import Call, Context, abort, metadata_of
+from turngym_server.rpc.gate import Gate, count_refusal
 from turngym_server.rpc.requests import (
     check_request_id,
     find_host,
@@ -154,7 +155,7 @@ class EnvironmentService:
             for name, method in methods.items()
         }
         handlers["StepStream"] = grpc.stream_stream_rpc_method_handler(self.step_stream)
-        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+        return Gate(grpc.method_handlers_generic_handler(SERVICE, handlers), self.access, self.runtime.counts)
 
     # Every call
 
@@ -227,15 +228,7 @@ class EnvironmentService:
         self._count(call, counts, began)
         if isinstance(error, DecodeError):
             error = ItemError(Reason.INVALID_ITEM, f"the request is no valid message: {error}")
-        counts.refusals[error.reason] += 1
-        log.info(
-            "%s by %r refused: %s: %s",
-            call.rpc,
-            str(call.caller),
-            error.reason.value,
-            error.message,
-            extra=Event(rpc=call.rpc, caller=str(call.caller), reason=error.reason.value),
-        )
+        count_refusal(call, counts, error)
         return error
 
     # What is served

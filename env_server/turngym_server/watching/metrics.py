@@ -219,7 +219,12 @@ def _rpc_families(rpcs: Mapping[str, RpcCounts]) -> Iterator[Metric]:
         ("rpc",),
     )
     yield _errors("item_errors", "Items that failed.", {rpc: each.item_errors for rpc, each in rpcs.items()})
-    yield _errors("calls_refused", "Calls that failed as a whole.", {rpc: each.refusals for rpc, each in rpcs.items()})
+    yield refusals(rpcs)
+
+
+def refusals(rpcs: Mapping[str, RpcCounts]) -> Metric:
+    """Calls that were refused, by RPC and reason."""
+    return _errors("calls_refused", "Calls that failed as a whole.", {rpc: each.refusals for rpc, each in rpcs.items()})
 
 
 def _errors(name: str, text: str, errors: Mapping[str, Counter[Reason]]) -> Metric:

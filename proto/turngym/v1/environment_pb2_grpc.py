@@ -130,7 +130,8 @@ class EnvironmentServiceServicer(object):
         rule of Step holds for each request, which is answered under its id as soon as it can be, in any order. A stream
         that breaks loses nothing: open another, or call Step, and send the same items again. Where the caller half-closes,
         what is under way is still answered; a server that shuts down does the same, and then ends the stream as DRAINING.
-        A server that does not offer it answers UNIMPLEMENTED.
+        A stream may be refused as a whole when it is opened: UNAUTHENTICATED, NOT_PERMITTED, or UNIMPLEMENTED by a server
+        that does not offer it or of which the token has too many open; call Step then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
