@@ -12,7 +12,7 @@ from sample_environments import DICE, GATE, PLAYED, THREADED_DICE
 from serving import serving, start, step
 
 from turngym_server.listening import SERVICE
-from turngym_server.rpc.health import MAX_WATCHERS
+from turngym_server.rpc.health import MAX_READING, MAX_WATCHERS
 
 STATES = health_pb2.HealthCheckResponse
 
@@ -65,3 +65,16 @@ async def test_watchers_are_bounded():
         while await (again := health.Watch(request(""))).read() is grpc.aio.EOF:
             pass
         again.cancel()
+
+
+async def test_a_request_that_does_not_come_is_not_waited_for():
+    async with serving(DICE) as (_, server), grpc.aio.insecure_channel(server.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        with RawConnection(server.address) as connection:
+            for _ in range(4 * MAX_READING):
+                connection.call("/grpc.health.v1.Health/Check", message(b"half", length=10_000_000))
+            open_ended = channel.stream_stream("/grpc.health.v1.Health/Check")(timeout=30)
+            assert STATES.FromString(await open_ended.read()).status == STATES.SERVING
+            assert (await health.Check(request(""))).status == STATES.SERVING
+            watching = channel.stream_stream("/grpc.health.v1.Health/Watch")(timeout=30)
+            assert await watching.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
