@@ -76,7 +76,7 @@ class EpisodeEnded(TurngymError):
 
 
 class ServerBusy(TurngymError):
-    """All sessions are taken, and none came free within the client's patience."""
+    """All sessions are taken, or as much waits as may, and none came free within the client's patience."""
 
 
 class ServerUnavailable(TurngymError):

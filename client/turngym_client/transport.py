@@ -15,7 +15,8 @@ Every call has a deadline, and no failure is retried but these:
 
 *  only with RetryInfo, and after the time it names; gRPC's own size errors look the same otherwise.
 ** of a session (EXPIRED, UNKNOWN): the episode is resumed by replay first, on any server.
-RESOURCE_EXHAUSTED*, for want of quota, is tried again whatever the RPC. What Close cannot free, the lease ends.
+RESOURCE_EXHAUSTED*, for want of quota or of room to wait, is tried again whatever the RPC. What Close cannot free, the
+lease ends.
 CANCELLED counts as UNAVAILABLE (a server that stops cancels its calls). Backoff is exponential, 0.1 s to 5 s, each
 wait shortened by up to half at random. All of it is safe: Reset and Fork carry the same request id and item each
 time, Step the same index and actions, and the others change nothing when repeated. A session's own address is tried

@@ -117,6 +117,9 @@ def serve(
     threads: Annotated[
         int, typer.Option(min=1, help="Turns and resets of environments off the event loop, played at once.")
     ] = _DEFAULTS.threads,
+    max_queued_per_caller: Annotated[
+        int, typer.Option(min=1, help="Turns, resets, forks and oracles of one caller that may wait for these threads.")
+    ] = _DEFAULTS.max_queued_per_caller,
     tokens: Annotated[
         Path | None,
         typer.Option(
@@ -168,6 +171,7 @@ def serve(
         otlp_endpoint=otlp_endpoint,
         seal_key=read_seal_key(seal_key) if seal_key else None,
         threads=threads,
+        max_queued_per_caller=max_queued_per_caller,
         tokens=tokens,
         tls_cert=tls_cert,
         tls_key=tls_key,

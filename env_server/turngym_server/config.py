@@ -22,6 +22,7 @@ class ServerConfig:
         lease_seconds: a session untouched for so long is dropped.
         grace_seconds: how long a draining server waits for running turns.
         threads: turns of environments that are not inline, played at once.
+        max_queued_per_caller: turns, resets, forks and oracles of one caller that wait for threads or are under way.
         seal_key: opens the sealed seeds of a board; None: none are opened.
         metrics_port: where Prometheus finds /metrics; 0 takes a free one; None: nowhere. metrics_host: its address.
         workers: processes of this server. With more than one, each is given its share of what is divided among them,
@@ -47,6 +48,7 @@ class ServerConfig:
     lease_seconds: float = 600.0
     grace_seconds: float = 10.0
     threads: int = 64
+    max_queued_per_caller: int = 4_096
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
     workers: int = 1

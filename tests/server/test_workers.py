@@ -582,6 +582,19 @@ async def test_a_fork_is_admitted_by_all_its_workers_or_by_none(begin, full):
         assert await held() == 7
 
 
+async def test_a_worker_whose_queue_is_full_leaves_new_sessions_to_the_next(begin):
+    process = begin("--port", "0", "--max-queued-per-caller", "1")
+    async with grpc.aio.insecure_channel(process.address) as channel:
+        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        busy = await start(stub, reset_item("unruly"))
+        under_way = asyncio.ensure_future(step(stub, busy.session_id, 1, "sleep 0.9", max_wait_seconds=10))
+        await asyncio.sleep(0.2)
+        tags = {tag_of((await start(stub, dice())).session_id) for _ in range(3)}
+        assert len(tags) == 1
+        assert tag_of(busy.session_id) not in tags
+        assert (await under_way).HasField("transition")
+
+
 async def test_of_two_forks_that_want_the_last_places_one_gets_them(begin):
     process = begin("--port", "0", "--max-sessions", "6")
     async with grpc.aio.insecure_channel(process.address) as channel:

@@ -92,7 +92,7 @@ class Refusal(Exception):
     @property
     def is_of_this_worker(self) -> bool:
         """Whether it started nothing for a cause that another worker may not have."""
-        reasons = (Reason.SESSION_LIMIT.value, Reason.DRAINING.value)
+        reasons = (Reason.SESSION_LIMIT.value, Reason.QUEUE_FULL.value, Reason.DRAINING.value)
         return any(
             detail.TypeName() == "google.rpc.ErrorInfo"
             and error_details_pb2.ErrorInfo.FromString(detail.value).reason in reasons

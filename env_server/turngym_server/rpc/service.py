@@ -115,7 +115,7 @@ class EnvironmentService:
         ledger = None if config.ledger is None else Ledger(config.ledger, config.workers, config.number)
         self.access = access_of(config, clock, now, ledger=ledger)
         self.draining = False
-        self.runtime = Runtime(clock, config.threads)
+        self.runtime = Runtime(clock, config.threads, config.max_queued_per_caller)
         for environment_id in self.hosts:
             self.runtime.counts.environment(environment_id)
         self.table = SessionTable(
@@ -447,6 +447,7 @@ class EnvironmentService:
             self._admit(call.caller, len(asked.new), is_held)
         for position, new in asked.new.items():
             creation = self.table.open(call.caller, new.request_id, new.fingerprint)
+            self.runtime.waiting.enter(call.caller.account)
             creation.task = self.runtime.spawn(self._make(creation, new.make))
             asked.known[position] = creation
         outcomes = asked.outcomes
@@ -458,6 +459,7 @@ class EnvironmentService:
             await asyncio.wait(tasks.values(), timeout=waiting)
         for position, task in tasks.items():
             outcomes[position] = task.result() if task.done() else None
+            task.cancel()  # What it waits for goes on, and is waited for anew when it is asked for again.
         return reply(
             outcomes, lambda position: pb.ResetOutcome(request_id=request_id_of(items[position]), pending=pb.Pending())
         )
@@ -465,6 +467,8 @@ class EnvironmentService:
     def _admit(self, caller: Caller, count: int, is_held: bool = False) -> None:
         if self.draining and not is_held:
             raise ItemError(Reason.DRAINING, "the server is shutting down; start or resume episodes on another")
+        if not is_held:
+            self.runtime.waiting.check(caller.account, count)
         self.table.admit(caller, count)
 
     async def _make(self, creation: Creation, make: Callable[[], Awaitable[Session]]) -> None:
@@ -479,6 +483,8 @@ class EnvironmentService:
             raise
         else:
             self.table.made(creation, session)
+        finally:
+            self.runtime.waiting.leave(creation.caller.account)
         creation.task = None
 
     async def _start(self, caller: Caller, host: EnvironmentHost, plan: Plan, want_legal: bool) -> Session:

@@ -24,6 +24,7 @@ from turngym_server.sessions.digest import encode_actions
 from turngym_server.sessions.episode import Episode, NoiseSegment
 from turngym_server.sessions.seeds import seeds_event, seeds_in_words
 from turngym_server.sessions.threads import Abandoned, Overrun, Threads
+from turngym_server.sessions.waiting import Waiting
 from turngym_server.splits import Split
 from turngym_server.watching.counts import Counts, Departure, Origin
 from turngym_server.watching.logs import Event, without_text
@@ -44,10 +45,11 @@ and keep the event loop from it; two, so that one slow oracle does not hold up e
 
 
 class Runtime:
-    """What the sessions of one server share: a clock, counts, threads, and tasks that no RPC owns."""
+    """What the sessions of one server share: a clock, counts, threads, what waits, tasks that no RPC owns."""
 
-    def __init__(self, clock: Callable[[], float], threads: int) -> None:
+    def __init__(self, clock: Callable[[], float], threads: int, max_queued_per_caller: int) -> None:
         self.clock = clock
+        self.waiting = Waiting(max_queued_per_caller)
         self.counts = Counts()
         # What hangs keeps its place until its deadline: a quarter is left to other callers.
         self._threads = Threads(threads, share=max(1, threads - threads // 4))
@@ -137,6 +139,7 @@ class Session:
         "_fingerprint",
         "_inline",
         "_legal",
+        "_listing",
         "_lock",
         "_result",
         "_running",
@@ -180,6 +183,7 @@ class Session:
         self._legal = legal
         self._advice: pb.Advice | None = None
         self._running: asyncio.Task[bytes] | None = None
+        self._listing: tuple[int, asyncio.Task[bytes]] | None = None
         self._lock: asyncio.Lock | None = None
 
     @property
@@ -208,7 +212,7 @@ class Session:
             it is known at once.
 
         Raises:
-            ItemError: INVALID_ITEM, WRONG_STEP_INDEX, STEP_RUNNING or EPISODE_ENDED. Nothing was played.
+            ItemError: INVALID_ITEM, WRONG_STEP_INDEX, STEP_RUNNING, EPISODE_ENDED or QUEUE_FULL. Nothing was played.
         """
         if not actions:
             raise ItemError(Reason.INVALID_ITEM, f"step {step_index} has no actions; expected at least one")
@@ -218,12 +222,16 @@ class Session:
             return self._collect(want_legal)
         if step_index != self.step_index + 1 or self._running is not None or self.failed or self.episode.ended:
             self._refuse_out_of_order(step_index)
+        inline = self._inline and not self._busy
+        if not inline:
+            self._runtime.waiting.check(self.identity.caller.account)
         self.step_index = step_index
         self._fingerprint = fingerprint
         self._legal = None
         self._advice = None
-        if self._inline and not self._busy:
+        if inline:
             return self._play_inline(actions, encoded, want_legal)
+        self._runtime.waiting.enter(self.identity.caller.account)
         self._running = self._runtime.spawn(self._run(actions, encoded, want_legal))
         return self._running
 
@@ -266,6 +274,12 @@ class Session:
 
     async def _run(self, actions: Sequence[str], encoded: bytes, want_legal: bool) -> bytes:
         """Plays a turn that does not fit on the event loop, or that has to wait until the episode is free."""
+        try:
+            return await self._run_when_free(actions, encoded, want_legal)
+        finally:
+            self._runtime.waiting.leave(self.identity.caller.account)
+
+    async def _run_when_free(self, actions: Sequence[str], encoded: bytes, want_legal: bool) -> bytes:
         try:
             async with asyncio.timeout(self.identity.host.spec.step_deadline):
                 await self._exclusive.acquire()
@@ -377,7 +391,10 @@ class Session:
     def _collect(self, want_legal: bool) -> "bytes | asyncio.Task[bytes]":
         """The last turn's result, or the task that will know it."""
         if want_legal and not self.failed and (self.running or self._legal is None):
-            return self._runtime.spawn(self._collect_with_legal())
+            # However often it is asked for, one task waits for it.
+            if self._listing is None or self._listing[0] != self.step_index or self._listing[1].done():
+                self._listing = self.step_index, self._runtime.spawn(self._collect_with_legal())
+            return self._listing[1]
         if self._running is not None:
             return self._running
         return self._with_legal(self._result, self._legal if want_legal else None)
@@ -478,7 +495,7 @@ class Session:
         """What the oracle would do now. It is asked once a turn, however often its advice is.
 
         Raises:
-            ItemError: SEALED, STEP_RUNNING, EPISODE_ENDED, NO_ORACLE, ENVIRONMENT_FAILED, STEP_DEADLINE.
+            ItemError: SEALED, STEP_RUNNING, EPISODE_ENDED, NO_ORACLE, QUEUE_FULL, ENVIRONMENT_FAILED, STEP_DEADLINE.
         """
         self.identity.refuse_if_sealed("Advise")
 
@@ -492,7 +509,13 @@ class Session:
             step_index, episode = self.step_index, self.episode
             return lambda: _ask_oracle(step_index, episode)
 
-        advice = await self._aside(prepare, f"the oracle after step {self.step_index}")
+        waiting, account = self._runtime.waiting, self.identity.caller.account
+        waiting.check(account)
+        waiting.enter(account)
+        try:
+            advice = await self._aside(prepare, f"the oracle after step {self.step_index}")
+        finally:
+            waiting.leave(account)
         if advice is None:
             raise ItemError(Reason.NO_ORACLE, f"{self.identity.host.spec.id} has no oracle")
         if advice.step_index == self.step_index:

@@ -34,6 +34,8 @@ and one of these reasons:
   NO_ORACLE             FAILED_PRECONDITION  the environment advises nothing
   SPLIT_NOT_SERVED      PERMISSION_DENIED    not served, or not to this token's role; metadata: served
   SESSION_LIMIT         RESOURCE_EXHAUSTED   with google.rpc.RetryInfo; only errors that carry it may be retried
+  QUEUE_FULL            RESOURCE_EXHAUSTED   with RetryInfo: as much of the caller's work waits as may. Of Reset and
+                                             Fork the whole call, of Step and Advise the item; nothing was begun
   QUOTA_EXCEEDED        RESOURCE_EXHAUSTED   the whole call, with RetryInfo; metadata: quota
   DRAINING              UNAVAILABLE          the server is shutting down; resume by replay on another
   ENVIRONMENT_FAILED    INTERNAL             the environment raised, or crashed; never replayed: the failure is the
