@@ -2,15 +2,21 @@
 
 - `requests`: a valid request of some RPC, changed in its fields, its options' JSON and its bytes (`fuzz_requests.py`).
 - `front`: the same, through the front of two workers.
+- `access`: the same, through TLS, to a server with tokens (`fuzz_access.py`): callers of each role, and strangers, ask
+  about a session that is theirs or another's.
+- `bytes`, `tls`: what is no call at all (`fuzz_bytes.py`), on a port in the clear and on one with TLS, while episodes
+  are played beside it.
 - `actions`: a text (`fuzz_texts.py`) played as an action in two episodes of the same seeds, in every environment served
   and under several of its options.
 
 What must hold, for every case: the server answers within the deadline; the status is one of the contract's, with its
 reason, and none of INTERNAL, UNKNOWN or UNAVAILABLE; the reply is one, with an outcome for every item; an action is
-play, never an error, and both episodes tell the same. And in the end: the server lives, plays the episodes of the
-beginning byte for byte, holds no session, has logged no error, and its memory has stopped growing.
+play, never an error, and both episodes tell the same. Strangers are told UNAUTHENTICATED and nothing else; nobody is
+told of another's session or does anything to it; neither replies nor the log hold a token's secret. And in the end: the
+server lives, plays the episodes of the beginning byte for byte, holds no session, no connection and no thread more, has
+logged no error, and its memory has stopped growing.
 
-    python benchmarks/fuzz.py                         220,000 requests, 50,000 actions; writes fuzz.json and fuzz.txt
+    python benchmarks/fuzz.py                         all kinds; writes fuzz.json and fuzz.txt
     python benchmarks/fuzz.py requests --case 4711    one case alone, told in full
 
 Exit status 1 if a case fails. A case needs nothing from those before it: it starts the session that it is about.
@@ -20,8 +26,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
+import functools
 import math
+import ssl
 import sys
 import tempfile
 import time
@@ -37,6 +46,8 @@ import grpc
 import grpc.aio
 import measure
 from child import Child
+from fuzz_access import CALLERS, ROLES, STRANGERS, Access, Metadata, trespass, withheld, write_access
+from fuzz_bytes import Attack, draw_attack
 from fuzz_requests import REPLIES, RPCS, STREAM, Served, Start, draw_request, draw_start, reset_item
 from fuzz_texts import hostile_text
 from google.protobuf.message import DecodeError, Message
@@ -45,13 +56,20 @@ from google.rpc import error_details_pb2, status_pb2
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.errors import CODES, Reason
 from turngym_server.rng import Rng
+from turngym_server.splits import Split
 
 HERE: Final = Path(__file__).parent
 SERVICE: Final = "/turngym.v1.EnvironmentService/"
 REQUEST_STREAM: Final = 1 << 50
+OWN: Final = "admin"
+"""Who starts what the cases of a server with tokens begin with."""
+STEP: Final = "Step"
 ACTION_STREAM: Final = 1 << 51
+BYTES_STREAM: Final = 1 << 52
 BLOCK: Final = 64
 """Cases at a time."""
+STATUS_LOST: Final = "Internal error from Core"
+"""What gRPC's client says, of itself, of a stream that was refused while it still wrote; it is asked again."""
 ANSWER_SECONDS: Final = 45.0
 """A call may take so long: the environments' own deadline, 30 s, and some for a busy machine."""
 LEASE_SECONDS: Final = 20.0
@@ -64,6 +82,13 @@ SETTLING_CASES: Final = 10_000
 """From so many cases on, memory is measured once all is forgotten, which takes SETTLE_SECONDS each time."""
 SETTLE_SECONDS: Final = 70.0
 """A server remembers what has ended for 60 s, so what it holds depends on how fast the cases come."""
+MORE_DESCRIPTORS: Final = 8
+MORE_THREADS: Final = 8
+"""So many more may be there in the end than after the first cases; gRPC keeps some of its own."""
+CLOSING_SECONDS: Final = 60.0
+"""In which connections that are over must be closed."""
+HELD_SECONDS: Final = 0.2
+"""For how long a connection that does nothing is held."""
 TOLD: Final = 4_000
 """Bytes or characters of a case that are printed."""
 MAX_ERROR_BYTES: Final = 8 * 1024
@@ -102,41 +127,68 @@ class Tally:
 
 
 class Target:
-    """The server, met with raw bytes. `rpcs`: those to call; `tells`: each case is printed."""
+    """The server, met with raw bytes.
 
-    def __init__(self, channel: grpc.aio.Channel, tally: Tally, rpcs: Sequence[str], tells: bool) -> None:
+    Attributes:
+        rpcs: those to call. tells: each case is printed. access: of a server that needs tokens.
+    """
+
+    def __init__(self, address: str, channel: grpc.aio.Channel, tally: Tally, tells: bool, kind: Kind) -> None:
+        self.address = address
         self._channel = channel
-        self.rpcs = rpcs
+        self.rpcs = kind.rpcs
+        self.tls = kind.tls
         self.tells = tells
         self.tally = tally
+        self.access: Access | None = None
+        self.canaries: Mapping[str, str] = {}
+        self.train_splits: dict[tuple[str, str], pb.Split.ValueType] = {}
 
-    async def call(self, rpc: str, data: bytes, case: int) -> bytes | status_pb2.Status:
-        """The reply, or the status of a refused call. What must not be is noted."""
+    async def call(self, rpc: str, data: bytes, case: int, caller: str = OWN) -> bytes | status_pb2.Status:
+        """The reply, or the status of a refused call. What must not be is noted.
+
+        Args:
+            caller: whose token is shown, where the server needs one.
+        """
         began = time.monotonic()
         method = cast("Callable[..., Awaitable[bytes]]", self._channel.unary_unary(SERVICE + rpc))
         try:
-            return await method(data, timeout=ANSWER_SECONDS, metadata=(("turngym-client", f"fuzz{case % 7}"),))
+            metadata = (("turngym-client", f"fuzz{case % 7}"), *self._shown(caller))
+            reply = await method(data, timeout=ANSWER_SECONDS, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             return self._status(error, rpc, case)
+        else:
+            self._check_secrets(case, rpc, reply)
+            return reply
         finally:
             self.tally.slowest = max(self.tally.slowest, (time.monotonic() - began, case))
 
-    async def stream(self, requests: Sequence[bytes], case: int) -> Sequence[bytes] | status_pb2.Status:
+    async def stream(
+        self, requests: Sequence[bytes], case: int, caller: str = OWN
+    ) -> Sequence[bytes] | status_pb2.Status:
         """The answers to all requests of one stream, or the status that it ended with."""
-        call: Any = cast("Any", self._channel.stream_stream)(SERVICE + STREAM)(timeout=ANSWER_SECONDS)
-        answers: list[bytes] = []
-        try:
-            for data in requests:
-                await call.write(data)
-            await call.done_writing()
-            while (answer := await call.read()) is not grpc.aio.EOF:
-                answers.append(answer)
-        except grpc.aio.AioRpcError as error:
-            return self._status(error, STREAM, case)
+        method: Any = cast("Any", self._channel.stream_stream)(SERVICE + STREAM)
+        while True:
+            try:
+                call = method(iter(requests), timeout=ANSWER_SECONDS, metadata=self._shown(caller))
+                answers: list[bytes] = [answer async for answer in call]
+                break
+            except grpc.aio.AioRpcError as error:
+                if error.details() != STATUS_LOST:
+                    return self._status(error, STREAM, case)
+        self._check_secrets(case, STREAM, *answers)
         return answers
+
+    def _shown(self, caller: str) -> Metadata:
+        return self.access.shown[caller] if self.access else ()
+
+    def _check_secrets(self, case: int, rpc: str, *told: bytes) -> None:
+        if self.access and any(secret in each for each in told for secret in self.access.secrets):
+            self.tally.fail(case, f"{rpc}: a token's secret is told")
 
     def _status(self, error: grpc.aio.AioRpcError, rpc: str, case: int) -> status_pb2.Status:
         metadata = error.trailing_metadata() or ()
+        self._check_secrets(case, rpc, str(error.details()).encode(), *(str(value).encode() for _, value in metadata))
         for key, value in metadata:
             if key == "grpc-status-details-bin" and isinstance(value, bytes):
                 status = status_pb2.Status.FromString(value)
@@ -148,10 +200,10 @@ class Target:
         self.tally.fail(case, f"{rpc}: {error.code().name} without details: {str(error.details())[:200]}")
         return status_pb2.Status(code=error.code().value[0])
 
-    async def ask(self, rpc: str, request: Message, case: int) -> Any:
+    async def ask(self, rpc: str, request: Message, case: int, caller: str = OWN) -> Any:
         """The reply to a request that must not be refused."""
         while True:
-            answer = await self.call(rpc, request.SerializeToString(), case)
+            answer = await self.call(rpc, request.SerializeToString(), case, caller)
             if isinstance(answer, bytes):
                 return REPLIES[rpc].FromString(answer)
             if reason_of(answer) is not Reason.SESSION_LIMIT:
@@ -205,11 +257,13 @@ async def run_requests(target: Target, seed: int, cases: Sequence[int], served: 
     await close_all(target, [started.session_id for started in sessions] + [each for ids in made for each in ids])
 
 
-async def start_all(target: Target, starts: Sequence[Start], rngs: Sequence[Rng], case: int) -> Sequence[pb.Started]:
+async def start_all(
+    target: Target, starts: Sequence[Start], rngs: Sequence[Rng], case: int, caller: str = OWN
+) -> Sequence[pb.Started]:
     items = [reset_item(rng, start) for rng, start in zip(rngs, starts, strict=True)]
     request = pb.ResetRequest(items=items, max_wait_seconds=ANSWER_SECONDS / 2, want_legal_actions=True)
     while True:
-        reply = await target.ask("Reset", request, case)
+        reply = await target.ask("Reset", request, case, caller)
         if not any(outcome.HasField("pending") for outcome in reply.outcomes):
             break
     for outcome, start in zip(reply.outcomes, starts, strict=True):
@@ -218,9 +272,9 @@ async def start_all(target: Target, starts: Sequence[Start], rngs: Sequence[Rng]
     return [outcome.started for outcome in reply.outcomes]
 
 
-async def close_all(target: Target, session_ids: Sequence[str]) -> None:
+async def close_all(target: Target, session_ids: Sequence[str], caller: str = OWN) -> None:
     for first in range(0, len(session_ids), 1_024):
-        await target.ask("Close", pb.CloseRequest(session_ids=session_ids[first : first + 1_024]), -1)
+        await target.ask("Close", pb.CloseRequest(session_ids=session_ids[first : first + 1_024]), -1, caller)
 
 
 async def send_one(target: Target, case: int, rng: Rng, started: pb.Started, served: Sequence[Served]) -> Sequence[str]:
@@ -235,8 +289,12 @@ async def send_one(target: Target, case: int, rng: Rng, started: pb.Started, ser
         check_stream(target.tally, case, requests, await target.stream(requests, case))
         return []
     answer = await target.call(rpc, data, case)
-    tally = target.tally
-    tally.cases += 1
+    target.tally.cases += 1
+    return check_answer(target.tally, case, rpc, data, answer)
+
+
+def check_answer(tally: Tally, case: int, rpc: str, data: bytes, answer: bytes | status_pb2.Status) -> Sequence[str]:
+    """Notes what is wrong with the answer to a call; returns ids of sessions that it tells of."""
     if isinstance(answer, status_pb2.Status):
         tally.outcomes[f"{rpc} {name_of(answer)}"] += 1
         if fault := fault_of_status(answer):
@@ -312,6 +370,157 @@ def items_in(rpc: str, data: bytes) -> int | None:
     return len(request.session_ids if rpc in ("KeepAlive", "Close") else request.items)
 
 
+# Access.
+
+
+async def run_access(target: Target, seed: int, cases: Sequence[int], served: Sequence[Served]) -> None:
+    """Runs a block of cases: starts a session for a caller of some role, and sends a request of some caller's."""
+    rngs = [Rng(seed, REQUEST_STREAM + case) for case in cases]
+    owners = [rng.choice(ROLES) for rng in rngs]
+    starts = [draw_start(rng, served) for rng in rngs]
+    made: dict[str, list[str]] = {role: [] for role in ROLES}
+    sent: list[Awaitable[None]] = []
+    for owner in ROLES:
+        places = [place for place, each in enumerate(owners) if each == owner]
+        if not places:
+            continue
+        own = [starts[place] for place in places]
+        if owner == "train":
+            own = [dataclasses.replace(each, split=await train_split(target, each)) for each in own]
+        sessions = await start_all(target, own, [rngs[place] for place in places], cases[0], owner)
+        made[owner] += [started.session_id for started in sessions]
+        for place, started in zip(places, sessions, strict=True):
+            sent.append(send_as(target, cases[place], rngs[place], started, owner, served, made))
+    await asyncio.gather(*sent)
+    for owner, session_ids in made.items():
+        await close_all(target, session_ids, owner)
+
+
+async def train_split(target: Target, start: Start) -> pb.Split.ValueType:
+    """The split that a token for training may start these options in."""
+    place = start.environment, start.options
+    if place not in target.train_splits:
+        served = await served_splits(target, *place)
+        target.train_splits[place] = pb.SPLIT_TRAIN if pb.SPLIT_TRAIN in served else pb.SPLIT_ALL
+    return target.train_splits[place]
+
+
+async def served_splits(target: Target, environment: str, options: str) -> Sequence[pb.Split.ValueType]:
+    """What a token for training is told that it may start."""
+    request = pb.GetEnvironmentRequest(environment_id=environment, options_json=options)
+    reply: pb.GetEnvironmentResponse = await target.ask("GetEnvironment", request, -1, "train")
+    return [each.split for each in reply.environment.splits if each.served]
+
+
+async def send_as(
+    target: Target,
+    case: int,
+    rng: Rng,
+    started: pb.Started,
+    owner: str,
+    served: Sequence[Served],
+    made: Mapping[str, list[str]],
+) -> None:
+    """Sends a mutated request about a session of `owner`, as some caller; adds the sessions it made to `made`."""
+    caller = rng.choice(CALLERS)
+    rpc = rng.choice(target.rpcs)
+    data = draw_request(rng, rpc, started, served)
+    tally = target.tally
+    tally.cases += 1
+    if target.tells:
+        print(f"{caller} calls {rpc} about {owner}'s session: {len(data)} bytes\n{data[:TOLD]!r}")
+    answers: Sequence[bytes | status_pb2.Status]
+    if rpc == STREAM:
+        streamed = await target.stream([data], case, caller)
+        answers = [streamed] if isinstance(streamed, status_pb2.Status) else [answer_of(each) for each in streamed]
+    else:
+        answers = [await target.call(rpc, data, case, caller)]
+    for answer in answers:
+        reason = reason_of(answer) if isinstance(answer, status_pb2.Status) else None
+        if (caller in STRANGERS) != (reason is Reason.UNAUTHENTICATED):
+            told = name_of(answer) if isinstance(answer, status_pb2.Status) else "an answer"
+            tally.fail(case, f"{rpc}: {caller} was given {told}")
+        session_ids = check_answer(tally, case, rpc, data, answer)
+        if caller in STRANGERS or not isinstance(answer, bytes):
+            continue
+        made[caller] += session_ids
+        reply = REPLIES[STEP if rpc == STREAM else rpc].FromString(answer)
+        if caller != owner and (fault := trespass(rpc, started.session_id, reply)):
+            tally.fail(case, f"{caller} and {owner}: {fault}")
+        if caller == "train" and (fault := withheld(rpc, reply) or await ungranted(target, rpc, reply)):
+            tally.fail(case, f"a token for training is given {fault}")
+
+
+async def ungranted(target: Target, rpc: str, reply: Any) -> str:
+    """A session of a split that the server says is not for training; "": there is none."""
+    for outcome in reply.outcomes if rpc == "Reset" else ():
+        started = outcome.started
+        place = started.environment_id, started.options_json
+        if started.split == pb.SPLIT_ALL and pb.SPLIT_ALL not in await served_splits(target, *place):
+            return f"split all of {' '.join(place)}"
+    return ""
+
+
+def answer_of(data: bytes) -> bytes | status_pb2.Status:
+    """What one answer of a stream would be as the answer to a call."""
+    answer = pb.StepStreamResponse.FromString(data)
+    return answer.error if answer.HasField("error") else answer.step.SerializeToString()
+
+
+# Bytes.
+
+
+async def run_bytes(target: Target, seed: int, cases: Sequence[int], served: Sequence[Served]) -> None:
+    """Runs a block of cases: sends what is no call on a connection each, while episodes are played on another."""
+    attacks = [draw_attack(Rng(seed, BYTES_STREAM + case)) for case in cases]
+    honest = asyncio.ensure_future(play_canaries(target, served, Rng(seed, 2 + cases[0])))
+    await asyncio.gather(*(attack_once(target, case, each) for case, each in zip(cases, attacks, strict=True)))
+    if await honest != target.canaries:
+        target.tally.fail(cases[0], "episodes that were played meanwhile have other digests")
+
+
+async def attack_once(target: Target, case: int, attack: Attack) -> None:
+    """Sends one attack; the server may end the connection whenever it likes."""
+    tally = target.tally
+    tally.cases += 1
+    inside = target.tls and attack.inside
+    tally.outcomes[f"{attack.kind}{' in TLS' if inside else ''}, {attack.ending}"] += 1
+    if target.tells:
+        print(f"{attack.kind}, {attack.ending}, {inside=}: {[piece[:TOLD] for piece in attack.pieces]}")
+    host, _, port = target.address.rpartition(":")
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            # Else asyncio would hold for half a minute what the server does not close.
+            within = {"ssl": _unchecked(), "ssl_shutdown_timeout": HELD_SECONDS} if inside else {}
+            reader, writer = await asyncio.open_connection(host, int(port), **within)
+    except (OSError, TimeoutError) as error:
+        tally.fail(case, f"no connection: {type(error).__name__}: {error}")
+        return
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(HELD_SECONDS):
+            for piece in attack.pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+            if attack.ending == "half" and writer.can_write_eof():
+                writer.write_eof()
+            while attack.ending in ("half", "hold") and await reader.read(1 << 16):
+                pass
+    if attack.ending == "reset":
+        writer.transport.abort()
+    else:
+        writer.close()
+
+
+@functools.cache
+def _unchecked() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
 # Actions.
 
 
@@ -370,32 +579,55 @@ Block = Callable[[Target, int, Sequence[int], Sequence[Served]], Awaitable[None]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What runs a block of cases, how many cases there are by default, arguments of the server, and RPCs it has."""
+    """What runs a block of cases, how many cases there are by default, arguments of the server, and RPCs it has.
+
+    Attributes:
+        tls: the server speaks TLS. tokens: it needs tokens, of whom `fuzz_access` makes some.
+    """
 
     run: Block
     cases: int
     server: tuple[str, ...] = ()
     rpcs: Sequence[str] = RPCS
+    tls: bool = False
+    tokens: bool = False
 
 
 KINDS: Final[Mapping[str, Kind]] = {
-    "requests": Kind(run_requests, 200_000),
+    "requests": Kind(run_requests, 60_000),
     # A front has no StepStream: clients take it to the workers.
-    "front": Kind(run_requests, 20_000, ("--workers", "2"), [rpc for rpc in RPCS if rpc != STREAM]),
-    "actions": Kind(run_actions, 50_000),
+    "front": Kind(run_requests, 9_000, ("--workers", "2"), [rpc for rpc in RPCS if rpc != STREAM]),
+    "access": Kind(run_access, 9_000, tls=True, tokens=True),
+    "bytes": Kind(run_bytes, 9_000),
+    "tls": Kind(run_bytes, 9_000, tls=True),
+    "actions": Kind(run_actions, 30_000),
 }
 
 
 @asynccontextmanager
-async def serving(folder: Path, *arguments: str) -> AsyncGenerator[tuple[Child, grpc.aio.Channel]]:
+async def serving(
+    folder: Path, kind: Kind, tally: Tally, tells: bool, *arguments: str
+) -> AsyncGenerator[tuple[Child, Target]]:
     """Serves the whole registry."""
+    access = write_access(folder) if kind.tls else None
+    if access:
+        arguments = (*arguments, *(access.server if kind.tokens else access.server[2:]))
+    splits = ",".join(split.value for split in Split if kind.tokens or split is not Split.HELD_OUT)
     with (folder / "server.log").open("wb") as log:
-        options = ("--env", "all", "--splits", "train,validation,all", "--port", "0", *arguments)
+        options = ("--env", "all", "--splits", splits, "--port", "0", *kind.server, *arguments)
         server = Child(["-m", "turngym_server.cli", *options], log, {})
     try:
         sizes = [(f"grpc.max_{way}_message_length", 64 << 20) for way in ("send", "receive")]
-        async with grpc.aio.insecure_channel(server.address(), options=sizes) as channel:
-            yield server, channel
+        address = server.address()
+        if access:
+            credentials = grpc.ssl_channel_credentials(access.certificate)
+            opened = grpc.aio.secure_channel(address, credentials, options=sizes)
+        else:
+            opened = grpc.aio.insecure_channel(address, options=sizes)
+        async with opened as channel:
+            target = Target(address, channel, tally, tells, kind)
+            target.access = access if kind.tokens else None
+            yield server, target
     finally:
         server.process.kill()
         server.process.communicate()
@@ -429,11 +661,11 @@ async def fuzz(
     began = time.monotonic()
     memory: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ("--lease-seconds", str(lease_seconds), *KINDS[kind].server)
-        async with serving(Path(folder), *arguments) as (server, channel):
-            target = Target(channel, tally, KINDS[kind].rpcs, tells=len(cases) == 1)
+        arguments = ("--lease-seconds", str(lease_seconds))
+        async with serving(Path(folder), KINDS[kind], tally, len(cases) == 1, *arguments) as (server, target):
             served = await find_served(target)
-            before = await play_canaries(target, served, Rng(seed, 0))
+            before = target.canaries = await play_canaries(target, served, Rng(seed, 0))
+            resources = [resources_of(server)]
             split = int(WARM * len(cases)) // BLOCK * BLOCK
             for part in (cases[:split], cases[split:]):
                 for first in range(0, len(part), BLOCK):
@@ -443,15 +675,20 @@ async def fuzz(
                 if len(cases) >= SETTLING_CASES:
                     await asyncio.sleep(SETTLE_SECONDS)
                 memory.append(server.status("VmRSS"))
+                resources.append(resources_of(server))
             if await play_canaries(target, served, Rng(seed, 1)) != before:
                 tally.fail(-1, "the episodes of the beginning have other digests in the end")
             held = await sessions_left(target, 3 * lease_seconds)
             if held:
                 tally.fail(-1, f"{held} sessions are left after their lease")
+            if fault := await fault_of_resources(server, resources):
+                tally.fail(-1, fault)
             if server.process.poll() is not None:
                 tally.fail(-1, f"the server ended with {server.process.returncode}")
             peak, threads = server.status("VmHWM"), server.status("Threads")
         log = (Path(folder) / "server.log").read_text(errors="replace")
+        if target.access and any(secret.decode() in log for secret in target.access.secrets):
+            tally.fail(-1, "the log holds a token's secret")
     errors = [line for line in log.splitlines() if " ERROR " in line]
     if errors:
         tally.fail(-1, f"the server logged {len(errors)} errors, the first: {errors[0][:500]}")
@@ -470,6 +707,34 @@ async def fuzz(
         "outcomes": dict(sorted(tally.outcomes.items())),
         "failures": {str(case): why for case, why in sorted(tally.failures.items())},
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a server has open."""
+
+    descriptors: int
+    threads: int
+
+
+def resources_of(server: Child) -> Resources:
+    return Resources(len(list(Path(f"/proc/{server.pid}/fd").iterdir())), server.status("Threads"))
+
+
+async def fault_of_resources(server: Child, before: Sequence[Resources]) -> str:
+    """What the server still has more of, some time after all is over; "": nothing.
+
+    Args:
+        before: at the beginning, and after each part of the cases. Threads come as they are needed, so those of the
+            first part are no leak.
+    """
+    ends = time.monotonic() + CLOSING_SECONDS
+    most = Resources(before[0].descriptors + MORE_DESCRIPTORS, max(each.threads for each in before[:2]) + MORE_THREADS)
+    while (now := resources_of(server)).descriptors > most.descriptors or now.threads > most.threads:
+        if time.monotonic() > ends:
+            return f"{now} are left; expected at most {most}"
+        await asyncio.sleep(0.5)
+    return ""
 
 
 async def sessions_left(target: Target, seconds: float) -> int:

@@ -58,6 +58,7 @@ class Start:
     environment: str
     options: str
     level_seed: int
+    split: pb.Split.ValueType = pb.SPLIT_ALL
 
 
 def request_id(rng: Rng) -> bytes:
@@ -69,7 +70,7 @@ def reset_item(rng: Rng, start: Start) -> pb.ResetItem:
         request_id=request_id(rng),
         environment_id=start.environment,
         options_json=start.options,
-        split=pb.SPLIT_ALL,
+        split=start.split,
         level_seed=start.level_seed,
         noise_seed=start.level_seed,
     )

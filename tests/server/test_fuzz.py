@@ -1,5 +1,6 @@
 """A slice of the fuzz cases, against a real server process: nothing crashes, hangs, or fails as it should not."""
 
+import asyncio
 import importlib
 from collections import Counter
 from pathlib import Path
@@ -31,6 +32,25 @@ async def test_requests(fuzz, kind, cases):
     assert {"INVALID_ITEM", "INVALID_OPTIONS", "SESSION_UNKNOWN", "DIGEST_MISMATCH"} <= refused.keys()
 
 
+async def test_access(fuzz):
+    tally, result = await fuzz.fuzz("access", 2, range(600), lease_seconds=4.0)
+    assert result["failures"] == {}
+    assert tally.cases == 600
+    for rpc in dict.fromkeys(fuzz.RPCS):
+        assert tally.outcomes[f"{rpc} UNAUTHENTICATED"] > 0
+        assert tally.outcomes[f"{rpc} OK"] > 0
+    refused = Counter(name.split()[-1] for name in tally.outcomes)
+    assert {"SESSION_UNKNOWN", "SPLIT_NOT_SERVED"} <= refused.keys()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "tls"])
+async def test_bytes(fuzz, kind):
+    tally, result = await fuzz.fuzz(kind, 2, range(300), lease_seconds=4.0)
+    assert result["failures"] == {}
+    assert tally.cases == tally.outcomes.total() == 300
+    assert any("in TLS" in name for name in tally.outcomes) == (kind == "tls")
+
+
 async def test_actions(fuzz):
     tally, result = await fuzz.fuzz("actions", 2, range(1_000))
     assert result["failures"] == {}
@@ -46,9 +66,14 @@ def test_a_case_is_known_by_its_number(fuzz):
         served = [fuzz.Served("bandit", ("",))]
         return [fuzz.draw_request(Rng(1, case), "Reset", started, served) for case in range(200)]
 
+    def attacks() -> list[object]:
+        drawn = [fuzz.draw_attack(Rng(1, case)) for case in range(200)]
+        return [each for each in drawn if each.kind != "a TLS hello"]  # Which has a part of its own choice.
+
     first = cases()
     assert first == cases()
     assert len(set(first)) == len(first)
+    assert attacks() == attacks()
 
 
 FINE = ItemError(Reason.INVALID_ITEM, "three apples; expected two").status()
@@ -92,6 +117,44 @@ def test_an_environments_failure_is_one(fuzz):
 def test_what_is_wrong_with_a_transition(fuzz, transition, fault):
     found = fuzz.fault_of_transition(transition)
     assert fault in found if fault else not found
+
+
+STARTED = pb.Started(session_id="a", split=pb.SPLIT_HELD_OUT)
+
+
+@pytest.mark.parametrize(
+    ("rpc", "reply", "fault"),
+    [
+        ("Step", pb.StepResponse(outcomes=[pb.StepOutcome(session_id="a", error=FINE)]), ""),
+        ("Step", pb.StepResponse(outcomes=[pb.StepOutcome(session_id="b", transition=pb.Transition())]), ""),
+        ("Step", pb.StepResponse(outcomes=[pb.StepOutcome(session_id="a", transition=pb.Transition())]), "another's"),
+        ("StepStream", pb.StepResponse(outcomes=[pb.StepOutcome(session_id="a", pending=pb.Pending())]), "another's"),
+        ("Advise", pb.AdviseResponse(outcomes=[pb.AdviseOutcome(session_id="a", advice=pb.Advice())]), "another's"),
+        ("KeepAlive", pb.KeepAliveResponse(outcomes=[pb.KeepAliveOutcome(session_id="a", lease_seconds=1)]), "another"),
+        ("Fork", pb.ForkResponse(outcomes=[pb.ResetOutcome(started=STARTED)]), "a copy of another's"),
+        ("Close", pb.CloseResponse(outcomes=[pb.CloseOutcome(session_id="a", closed=True)]), "was closed"),
+        ("Close", pb.CloseResponse(outcomes=[pb.CloseOutcome(session_id="a")]), ""),
+        ("GetServer", pb.GetServerResponse(), ""),
+    ],
+)
+def test_what_trespasses(fuzz, rpc, reply, fault):
+    found = fuzz.trespass(rpc, "a", reply)
+    assert fault in found if fault else not found
+
+
+def test_what_a_token_for_training_may_not_have(fuzz):
+    assert fuzz.withheld("Reset", pb.ResetResponse(outcomes=[pb.ResetOutcome(started=STARTED)]))
+    assert not fuzz.withheld("Reset", pb.ResetResponse(outcomes=[pb.ResetOutcome(error=FINE)]))
+    assert not fuzz.withheld("Close", pb.CloseResponse())
+
+
+def test_what_is_left_open(fuzz, monkeypatch):
+    monkeypatch.setattr(fuzz, "CLOSING_SECONDS", 0.0)
+    before = [fuzz.Resources(10, 5), fuzz.Resources(400, 20), fuzz.Resources(10, 90)]
+    for now, fault in ((fuzz.Resources(18, 28), ""), (fuzz.Resources(19, 5), "=19"), (fuzz.Resources(9, 29), "=29")):
+        monkeypatch.setattr(fuzz, "resources_of", lambda _, now=now: now)
+        assert fault in (found := asyncio.run(fuzz.fault_of_resources(None, before)))
+        assert bool(found) == bool(fault)
 
 
 def test_a_reply_has_an_outcome_for_every_item(fuzz):

@@ -30,6 +30,9 @@ CLOSING_SECONDS: Final = 1.0
 GRPC_LOGGER: Final = "grpc._cython.cygrpc"
 _HUNG_UP: Final = 'Failed "execute_batch"'
 """Begins what gRPC says of operations that failed because their call was over; its other failures begin otherwise."""
+_NO_TEXT: Final = "Invalid encoding on"
+MAX_TOLD: Final = 200
+"""Characters of what gRPC quotes."""
 _CONTROL_CHARACTERS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
 
@@ -222,17 +225,21 @@ def _unsaid(error: BaseException) -> BaseException:
 
 
 def calm(record: logging.LogRecord) -> bool:
-    """Makes a line at debug of gRPC's traceback about a caller that hung up before its reply; leaves all else alone.
+    """Makes a line at debug of each of gRPC's tracebacks that any caller can provoke; leaves all else alone.
 
-    Callers may: they are cut off, or run out of time, and ask again.
+    These are about callers that hung up before their reply, as who is cut off or runs out of time does, and about
+    metadata that is no text.
 
     Returns:
         Whether the record is still logged.
     """
     error = record.exc_info[1] if record.exc_info else None
-    if type(error).__name__ != "ExecuteBatchError" or not str(error).startswith(_HUNG_UP):
+    if type(error).__name__ == "ExecuteBatchError" and str(error).startswith(_HUNG_UP):
+        record.msg, record.args = f"a caller hung up before its reply: {record.getMessage()}", None
+    elif isinstance(error, UnicodeDecodeError) and str(record.msg).startswith(_NO_TEXT):
+        record.msg, record.args = f"a caller's metadata is no text: {record.getMessage()[:MAX_TOLD]}", None
+    else:
         return True
-    record.msg, record.args = f"a caller hung up before its reply: {record.getMessage()}", None
     record.exc_info = record.exc_text = None
     record.levelno, record.levelname = logging.DEBUG, "DEBUG"
     return logging.getLogger().isEnabledFor(logging.DEBUG)
