@@ -29,8 +29,8 @@ DEFAULT_WAIT_SECONDS: Final = 10.0
 MAX_RESUME_ACTIONS: Final = 80_000
 MAX_RESUME_BYTES: Final = 16 * 1024 * 1024
 MAX_RESUME_SEGMENTS: Final = 4_096
-"""What one episode may bring along to be played again. Five times the actions that environments let an episode run, as
-those that were left out count too; a quarter of a message."""
+"""What one episode may bring along to be played again. Eight times the actions that environments let an episode run, as
+those that were left out count too; a request has room for as many bytes and what is around them."""
 
 
 def find_host(hosts: Mapping[str, EnvironmentHost], environment_id: str) -> EnvironmentHost:
