@@ -8,7 +8,7 @@ from turngym_trainer.policy import load_policy
 from turngym_trainer.settings import load_config
 from turngym_trainer.train import complete_groups, grade, learn
 from turngym_trainer.trajectory import Row, Trajectory, TurnRecord
-from turngym_trainer.update import Learner
+from turngym_trainer.update import Learner, Place
 
 
 class WatchedLearner(Learner):
@@ -72,7 +72,7 @@ def test_advantages_of_kept_tokens_are_whitened_and_the_critic_may_have_all():
     )
     config = config_of("critic.on=all", "update.minibatch_episodes=4")
     trained = learner(config)
-    metrics = learn(trained, grade(episodes, config), config, iteration=1)
+    metrics = learn(trained, grade(episodes, config), config, Place(1))
     lesson, actor, critic = trained.given
     assert (actor, critic) == ([0, 1], [0, 1, 2, 3])
     # Values are 0 at first, so advantages are returns: 3, 3, −1, −1, mean 1, std 2.
@@ -92,7 +92,7 @@ def test_critic_learns_from_kept_episodes_and_alone_at_first():
     config = config_of("critic.warmup_iterations=2")
     trained = learner(config)
     for iteration, expected in ((2, []), (3, [0, 1])):
-        learn(trained, grade(episodes, config), config, iteration)
+        learn(trained, grade(episodes, config), config, Place(iteration))
         lesson, actor, critic = trained.given
         assert (actor, critic, len(lesson.batch.lengths)) == (expected, [0, 1], 2)
 
@@ -101,7 +101,7 @@ def test_kl_in_the_reward_is_charged_token_by_token():
     episodes = (episode(0, 0, turn(0.0), turn(2.0)), episode(0, 1, turn(0.0), tokens=3))
     config = config_of("kl.coefficient=0.5", preset="starpo")
     trained = learner(config, reference_seed=1)
-    learn(trained, grade(episodes, config), config, iteration=1)
+    learn(trained, grade(episodes, config), config, Place(1))
     lesson, _, _ = trained.given
     gap = -5.0 - trained.reference_logprobs(lesson.batch).astype(np.float64)
     charged = -0.5 * gap
@@ -116,7 +116,7 @@ def test_kl_in_the_loss_leaves_rewards_alone():
     episodes = (episode(0, 0, turn(1.0)), episode(0, 1, turn(0.0)))
     config = config_of("kl.coefficient=0.5", preset="grpo")
     trained = learner(config, with_critic=False, reference_seed=1)
-    metrics = learn(trained, grade(episodes, config), config, iteration=1)
+    metrics = learn(trained, grade(episodes, config), config, Place(1))
     lesson, _, _ = trained.given
     np.testing.assert_array_equal(lesson.reference_logprobs, trained.reference_logprobs(lesson.batch))
     a = 0.5 / (0.5**0.5 + 1e-6)  # Mean 1/2, std (ddof 1) √(1/2).
@@ -128,7 +128,7 @@ def test_recomputed_log_probabilities_correct_the_samplers():
     episodes = (episode(0, 0, turn(1.0)), episode(0, 1, turn(0.0)))
     config = config_of("kl.coefficient=0", "update.old_logprobs=recomputed", preset="grpo")
     trained = learner(config, with_critic=False)
-    metrics = learn(trained, grade(episodes, config), config, iteration=1)
+    metrics = learn(trained, grade(episodes, config), config, Place(1))
     lesson, _, _ = trained.given
     before = learner(config, with_critic=False).logprobs(lesson.batch)
     np.testing.assert_allclose(lesson.old_logprobs, before, atol=1e-6)

@@ -337,3 +337,105 @@ def test_wilson_by_hand():
     assert (low, high) == (pytest.approx(0.5 - 0.125**0.5), pytest.approx(0.5 + 0.125**0.5))
     assert wilson(0, 10)[0] == 0.0
     assert wilson(10, 10)[1] == pytest.approx(1.0)
+
+
+BREAKS = [
+    "update.learning_rate=0.3",
+    "run.iterations=12",
+    "validation.every=0",
+    "checkpoint.every=1",
+    "checkpoint.keep=20",
+]
+"""A rate at which the novice forgets the form of an answer within a few updates."""
+
+
+def breaking(server, novice, folder, *settings):
+    return small(server, novice, folder, *BREAKS, *settings, preset="grpo")
+
+
+def alarms(folder):
+    return [json.loads(line) for line in (folder / "alarms.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def warned(server, novice, tmp_path_factory):
+    """A run that collapsed, whose guard only warned."""
+    folder = tmp_path_factory.mktemp("runs") / "warned"
+    train(breaking(server, novice, folder))
+    return folder
+
+
+def test_a_collapse_is_told_with_its_signals_and_three_episodes(warned):
+    [alarm] = [each for each in alarms(warned) if each["kind"] == "format"]
+    assert 1 <= alarm["since"] < alarm["iteration"] <= 8
+    assert alarm["attempt"] == 0
+    report = (warned / f"collapse-{alarm['iteration']:06d}.md").read_text()
+    assert f"- format, since iteration {alarm['since']}: " in report
+    assert f"\n| {alarm['iteration']} | " in report
+    for name in ("lowest", "middle", "highest"):
+        assert f"## The episode of {name} return: " in report
+    assert read_metrics(warned)[-1]["iteration"] == 8  # It went on.
+
+
+def test_the_guard_is_resumed_as_exactly(warned, server, novice, tmp_path):
+    at = alarms(warned)[0]["iteration"]
+    with pytest.raises(Interruption):
+        train(breaking(server, novice, tmp_path / "run"), observe=stop_at(at - 1))
+    with pytest.raises(Interruption):
+        train(resumable(tmp_path / "run", []), resume=True, observe=stop_at(at + 1))
+    train(resumable(tmp_path / "run", []), resume=True)
+    assert_same_run(tmp_path / "run", warned)
+    assert alarms(tmp_path / "run") == alarms(warned)
+
+
+def test_a_guard_that_stops(warned, server, novice, tmp_path):
+    first = alarms(warned)[0]["iteration"]
+    config = breaking(server, novice, tmp_path / "run", "guard.on_alarm=stop")
+    with pytest.raises(RunError, match=f"stopped by the guard at iteration {first}: .*guard.on_alarm=warn"):
+        train(config)
+    assert [line["iteration"] for line in read_metrics(tmp_path / "run")] == list(range(1, first + 1))
+    # As the message says: with another setting it goes on, as if nothing had been.
+    train(resumable(tmp_path / "run", ["guard.on_alarm=warn"]), resume=True)
+    assert timeless(tmp_path / "run") == timeless(warned)
+
+
+def test_a_rollback_goes_back_before_the_cause_with_other_seeds_and_a_lower_rate(
+    warned, server, novice, tmp_path, caplog
+):
+    first = min(alarms(warned), key=lambda alarm: alarm["iteration"])
+    config = breaking(server, novice, tmp_path / "run", "guard.on_alarm=rollback", "guard.rate_factor=0.001")
+    last = train(config)
+    assert read_state(last).progress.attempt == 1
+    told = alarms(tmp_path / "run")
+    assert told[0]["iteration"] == first["iteration"]
+    before = told[0]["since"] - 1
+    assert f"back to iteration-{before:06d}, rollback 1 of 3" in caplog.text
+    rolled, disturbed = timeless(tmp_path / "run"), timeless(warned)
+    assert [line["iteration"] for line in rolled] == list(range(1, 9))
+    assert rolled[:before] == disturbed[:before]
+    assert (tmp_path / "run" / "trajectories.jsonl").read_text().splitlines()[0] not in (
+        warned / "trajectories.jsonl"
+    ).read_text()
+    # At a thousandth of the rate what it knew is not forgotten.
+    assert rolled[-1]["train/valid_format"] > disturbed[-1]["train/valid_format"] + 0.3
+
+
+def test_a_rolled_back_run_resumes_as_exactly(server, novice, tmp_path):
+    settings = ["guard.on_alarm=rollback", "guard.rate_factor=0.001"]
+    train(breaking(server, novice, tmp_path / "whole", *settings))
+    at = alarms(tmp_path / "whole")[0]["iteration"]
+    config = breaking(server, novice, tmp_path / "cut", *settings)
+    interruption = stop_at(at + 1)  # Beyond the alarm it comes here in its second attempt only.
+    with pytest.raises(Interruption):
+        train(config, observe=interruption)
+    train(resumable(tmp_path / "cut", []), resume=True)
+    assert_same_run(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_rollbacks_end(server, novice, tmp_path):
+    config = breaking(
+        server, novice, tmp_path / "run", "guard.on_alarm=rollback", "guard.rollbacks=1", "guard.rate_factor=1.0"
+    )
+    with pytest.raises(RunError, match="stopped by the guard"):
+        train(config)
+    assert [alarm["attempt"] for alarm in alarms(tmp_path / "run")] == [0, 1]

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import cast
@@ -58,7 +59,9 @@ class Progress:
         update: iterations that took at least one optimiser step.
         optimiser_step: optimiser steps taken.
         refused: steps refused because they were not finite.
+        attempt: rollbacks so far.
         averages: moving averages of the signals.
+        seen: by the guard, as plain data; see `guard.Watch`.
         sizes: bytes of the run's files up to here.
     """
 
@@ -66,7 +69,9 @@ class Progress:
     update: int = 0
     optimiser_step: int = 0
     refused: int = 0
+    attempt: int = 0
     averages: dict[str, float] = field(default_factory=dict[str, float])
+    seen: dict[str, object] = field(default_factory=dict[str, object])
     sizes: dict[str, int] = field(default_factory=dict[str, int])
 
 
@@ -111,7 +116,7 @@ def save_checkpoint(
         "versions": versions(),
         "config": config,
     }
-    (training / "state.json").write_text(json.dumps(state, indent=1, ensure_ascii=False), encoding="utf-8")
+    (training / "state.json").write_text(_as_json(state), encoding="utf-8")
     for path in [*aside.rglob("*"), aside]:
         _force(path)
     final = folder / f"{_PREFIX}{progress.iteration:06d}"
@@ -165,6 +170,33 @@ def read_state(checkpoint: Path) -> State:
         raise CheckpointError(f"{checkpoint} is no checkpoint of a training run: {file}: {error}") from error
 
 
+def roll_back(folder: Path, before: int, attempt: int) -> Path | None:
+    """Makes the newest checkpoint of an iteration under `before` the newest of all, from which the run goes on anew.
+
+    Args:
+        folder: of the checkpoints.
+        attempt: rollbacks of the run, this one included.
+
+    Returns:
+        The checkpoint; None: there is none that old, and nothing was done.
+    """
+    sound = [each for each in checkpoints(folder) if read_state(each).progress.iteration < before]
+    if not sound:
+        return None
+    # The newest first: wherever this is cut off, what is left is a run that comes to the same alarm again.
+    for later in reversed(checkpoints(folder)[len(sound) :]):
+        _remove(later)
+    file = sound[-1] / TRAINING / "state.json"
+    state = json.loads(file.read_text(encoding="utf-8"))
+    state["progress"]["attempt"] = attempt
+    aside = file.with_name(".state.json")
+    aside.write_text(_as_json(state), encoding="utf-8")
+    _force(aside)
+    aside.replace(file)
+    _force(file.parent)
+    return sound[-1]
+
+
 def load_learner(checkpoint: Path, learner: Learner) -> None:
     """Restores critic and optimisers of a learner whose policy was loaded from the same checkpoint."""
     training = checkpoint / TRAINING
@@ -187,6 +219,10 @@ def check_same_environment(then: EnvironmentIdentity, now: EnvironmentIdentity) 
             f"the server's {now.id} is not what this run was trained on: {'; '.join(differences)}. The same seeds "
             "would make other episodes. Serve it as it was, or start a new run from this checkpoint (policy.model)"
         )
+
+
+def _as_json(state: Mapping[str, object]) -> str:
+    return json.dumps(state, indent=1, ensure_ascii=False)
 
 
 def _optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

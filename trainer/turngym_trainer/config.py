@@ -122,6 +122,14 @@ class ValidationConfig(Section):
     greedy: bool = Field(default=False, description="Most likely tokens; else at the rollout's temperature.")
 
 
+class GuardConfig(Section):
+    on_alarm: Literal["warn", "stop", "rollback"] = Field(
+        default="warn", description="What an alarm leads to; rollback: to the newest checkpoint before its cause."
+    )
+    rollbacks: NotNegative = Field(default=3, description="Most rollbacks of a run; the next alarm stops it.")
+    rate_factor: float = Field(default=0.5, gt=0.0, le=1.0, description="Learning rates after each rollback.")
+
+
 class CheckpointConfig(Section):
     every: Positive = Field(default=10, description="Iterations between checkpoints; the last always has one.")
     keep: Positive = Field(default=3, description="Newest checkpoints that are kept.")
@@ -156,5 +164,6 @@ class Config(Section):
     kl: KlConfig = KlConfig()
     update: UpdateConfig = UpdateConfig()
     validation: ValidationConfig = ValidationConfig()
+    guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     warm_start: WarmStartConfig = WarmStartConfig()

@@ -156,6 +156,13 @@ def _faults(config: Config) -> Iterator[str]:
             f"update.old_logprobs: in {config.policy.dtype} the sampler's log-probabilities differ from the trainer's, "
             "and the ratio would start away from 1; set update.old_logprobs=recomputed"
         )
+    reach = config.checkpoint.keep * config.checkpoint.every
+    if config.guard.on_alarm == "rollback" and reach < 4 * config.validation.every:
+        yield (
+            f"checkpoint.keep: a fall of success is told of after three validations, {3 * config.validation.every} "
+            f"iterations, and the {config.checkpoint.keep} checkpoints kept reach back {reach}; set it to at least "
+            f"{-(-4 * config.validation.every // config.checkpoint.every)}, or guard.on_alarm=warn"
+        )
     if config.update.dual_clip <= 1.0 + config.update.clip_high:
         yield (
             f"update.dual_clip: {config.update.dual_clip} must be over 1 + clip_high = {1 + config.update.clip_high}, "

@@ -8,7 +8,7 @@ environment's, and validation plays distinct worlds of a split that training nev
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from turngym_client import Client, EpisodeRequest, Split
+from turngym_client import Client, EnvironmentInfo, EpisodeRequest, Split
 from turngym_trainer import seeds
 from turngym_trainer.advantage import ADVANTAGES, Episodes, whiten
 from turngym_trainer.batch import lay_out
@@ -29,14 +29,17 @@ from turngym_trainer.checkpoint import (
     checkpoints,
     load_learner,
     read_state,
+    roll_back,
     save_checkpoint,
     versions,
 )
+from turngym_trainer.collapse import write_report
 from turngym_trainer.config import Config
 from turngym_trainer.evaluate import choose_levels, context_of, environment_limits, evaluate
 from turngym_trainer.filter import FILTERS, Spreads, spreads
+from turngym_trainer.guard import Alarm, Watch, watch
 from turngym_trainer.loss import kl_penalty
-from turngym_trainer.metrics import METRICS, Number, RunLog
+from turngym_trainer.metrics import METRICS, Number, RunLog, read_metrics
 from turngym_trainer.policy import Policy, load_policy
 from turngym_trainer.reward import lay_on_rows, turn_rewards
 from turngym_trainer.rollout import Planned, Rollout, Sampling, collect
@@ -52,12 +55,26 @@ CONFIG = "config.toml"
 CHECKPOINTS = "checkpoints"
 REFERENCE = "reference"
 
-MAY_CHANGE_ON_RESUME = frozenset({"run.folder", "run.server", "run.iterations", "checkpoint.every", "checkpoint.keep"})
+MAY_CHANGE_ON_RESUME = frozenset(
+    {
+        "run.folder",
+        "run.server",
+        "run.iterations",
+        "checkpoint.every",
+        "checkpoint.keep",
+        "guard.on_alarm",
+        "guard.rollbacks",
+    }
+)
 """Settings that no number of a run depends on, so that a resumed run may change them."""
 
 
 class RunError(RuntimeError):
     """A run that cannot start or go on; says what to do."""
+
+
+class _RolledBack(Exception):
+    """The run goes on from an earlier checkpoint."""
 
 
 Observer = Callable[[Mapping[str, Number]], None]
@@ -66,13 +83,19 @@ Observer = Callable[[Mapping[str, Number]], None]
 
 @dataclass(slots=True)
 class Run:
-    """A run in progress."""
+    """A run in progress.
+
+    Attributes:
+        ceiling: success rate of the best possible player on the worlds of validation; None: not known.
+        levels: seeds that validations play.
+    """
 
     config: Config
     folder: Path
     client: Client
     environment: EnvironmentIdentity
     learner: Learner
+    ceiling: float | None
     levels: list[int]
     progress: Progress
     log: RunLog
@@ -100,7 +123,7 @@ class Graded:
 
 
 def train(config: Config, *, resume: bool = False, observe: Observer = lambda metrics: None) -> Path:
-    """Runs a training to its last iteration.
+    """Runs a training to its last iteration, or until its guard stops it. What that does on an alarm is `guard.*`.
 
     Args:
         config: everything that decides the run.
@@ -111,8 +134,8 @@ def train(config: Config, *, resume: bool = False, observe: Observer = lambda me
         The last checkpoint's folder, which transformers loads.
 
     Raises:
-        RunError: the folder holds a run and `resume` is False, or holds none and it is True; settings changed; or an
-            iteration lost all its episodes.
+        RunError: the folder holds a run and `resume` is False, or holds none and it is True; settings changed; an
+            iteration lost all its episodes; or the guard stopped the run.
         PolicyError: the policy cannot be loaded.
         ConfigError: a split is not served, an address is none, or the folder cannot be written.
         CheckpointError: the newest checkpoint cannot be used, or not with this environment.
@@ -120,7 +143,19 @@ def train(config: Config, *, resume: bool = False, observe: Observer = lambda me
 
     Nothing is written before server, environment and policy have been found usable.
     """
+    while True:
+        try:
+            return _train(config, resume=resume, observe=observe)
+        except _RolledBack as rolled:
+            _LOG.warning("%s", rolled)
+            resume = True  # From the checkpoint that is the newest now.
+
+
+def _train(config: Config, *, resume: bool, observe: Observer) -> Path:
+    """`train`, up to the first rollback."""
     with _open_run(config, resume=resume) as run:
+        if config.guard.on_alarm == "rollback" and not checkpoints(run.folder / CHECKPOINTS):
+            _checkpoint(run)  # An alarm may go back to the beginning.
         while run.progress.iteration < config.run.iterations:
             iteration = run.progress.iteration + 1
             began = time.perf_counter()
@@ -129,7 +164,7 @@ def train(config: Config, *, resume: bool = False, observe: Observer = lambda me
             collected = time.perf_counter()
 
             graded = grade(rollout.trajectories, config)
-            learnt = learn(run.learner, graded, config, iteration)
+            learnt = learn(run.learner, graded, config, Place(iteration, run.progress.attempt))
             updated = time.perf_counter()
 
             validated = validate(run, iteration) if _due(iteration, config.validation.every, config) else {}
@@ -143,6 +178,7 @@ def train(config: Config, *, resume: bool = False, observe: Observer = lambda me
                 **validated,
             }
             metrics = _advance(run, iteration, metrics)
+            alarms = _watch(run, metrics)
             clock = {
                 "time": time.time(),
                 "iteration_seconds": ended - began,
@@ -158,6 +194,8 @@ def train(config: Config, *, resume: bool = False, observe: Observer = lambda me
             if _due(iteration, config.checkpoint.every, config):
                 _checkpoint(run)
             observe(metrics)
+            if alarms:
+                _act(run, alarms, graded)
         return checkpoints(run.folder / CHECKPOINTS)[-1]
 
 
@@ -168,7 +206,7 @@ def roll_out(run: Run, iteration: int) -> Rollout:
         RunError: every episode was lost.
     """
     config = run.config
-    seed = config.run.seed
+    seed, attempt = config.run.seed, run.progress.attempt
     plan = [
         Planned(
             EpisodeRequest(
@@ -176,8 +214,8 @@ def roll_out(run: Run, iteration: int) -> Rollout:
                 options=config.environment.options,
                 limits=environment_limits(config.environment),
                 split=Split(config.environment.split),
-                level_seed=seeds.level_seed(seed, iteration, 0, group),
-                noise_seed=seeds.noise_seed(seed, iteration, 0, group, member),
+                level_seed=seeds.level_seed(seed, iteration, attempt, group),
+                noise_seed=seeds.noise_seed(seed, iteration, attempt, group, member),
                 expected_version=run.environment.version,
             ),
             group=group,
@@ -193,7 +231,7 @@ def roll_out(run: Run, iteration: int) -> Rollout:
         context=context_of(config),
         sampling=Sampling(config.rollout.max_response_tokens, config.rollout.temperature),
         uniforms=lambda group, member, turn, count: seeds.token_uniforms(
-            seed, iteration, 0, group, member, turn, count
+            seed, iteration, attempt, group, member, turn, count
         ),
         parts=config.rollout.parts,
     )
@@ -235,7 +273,7 @@ def complete_groups(trajectories: tuple[Trajectory, ...], group_size: int) -> tu
     return tuple(trajectory for trajectory in played if 2 * members[trajectory.group] >= group_size)
 
 
-def learn(learner: Learner, graded: Graded, config: Config, iteration: int) -> dict[str, Number]:
+def learn(learner: Learner, graded: Graded, config: Config, place: Place) -> dict[str, Number]:
     """Advantages and update. Returns metrics.
 
     The actor learns from the kept groups, the critic from them or from all (`critic.on`); where none is kept, the
@@ -292,7 +330,7 @@ def learn(learner: Learner, graded: Graded, config: Config, iteration: int) -> d
         metrics["update/explained_variance"] = explained_variance(values, targets)
 
     teaches = estimator.needs_critic or bool(advantages.any())
-    warming = estimator.needs_critic and iteration <= config.critic.warmup_iterations
+    warming = estimator.needs_critic and place.iteration <= config.critic.warmup_iterations
     report = learner.update(
         Lesson(
             batch=batch,
@@ -304,7 +342,7 @@ def learn(learner: Learner, graded: Graded, config: Config, iteration: int) -> d
         ),
         actor_episodes=np.flatnonzero(kept & teaches & (not warming)),
         critic_episodes=np.arange(len(chosen)) if learner.critic is not None else np.arange(0),
-        place=Place(iteration),
+        place=place,
     )
     return {**metrics, **_report_metrics(asdict(report), optimiser_steps=report.optimiser_steps)}
 
@@ -350,6 +388,36 @@ def _advance(run: Run, iteration: int, metrics: Mapping[str, Number]) -> dict[st
     }
 
 
+def _watch(run: Run, metrics: Mapping[str, Number]) -> list[Alarm]:
+    """Shows an iteration to the guard."""
+    seen, alarms = watch(Watch.from_plain(run.progress.seen), metrics, ceiling=run.ceiling)
+    run.progress = replace(run.progress, seen=asdict(seen))
+    return alarms
+
+
+def _act(run: Run, alarms: Sequence[Alarm], graded: Graded) -> None:
+    """Tells of a collapse, and does about it what the settings say.
+
+    Raises:
+        RunError: the run stops here. _RolledBack: it goes on from an earlier checkpoint.
+    """
+    config, attempt = run.config.guard, run.progress.attempt
+    report = write_report(run.folder, alarms, attempt, read_metrics(run.folder), graded.trajectories, graded.rewards)
+    told = f"iteration {run.progress.iteration}: {'; '.join(alarm.told for alarm in alarms)} (see {report})"
+    if config.on_alarm == "warn":
+        _LOG.warning("%s", told)
+        return
+    if config.on_alarm == "rollback" and attempt < config.rollbacks:
+        before = min(alarm.since for alarm in alarms)
+        if (sound := roll_back(run.folder / CHECKPOINTS, before, attempt + 1)) is not None:
+            raise _RolledBack(f"{told}; back to {sound.name}, rollback {attempt + 1} of {config.rollbacks}")
+        told += f"; there is no checkpoint from before iteration {before} to go back to"
+    raise RunError(
+        f"stopped by the guard at {told}. The run's checkpoints are in {run.folder / CHECKPOINTS}; start another from "
+        "a sound one (policy.model=CHECKPOINT) with other settings, or let it go on with guard.on_alarm=warn"
+    )
+
+
 def _due(iteration: int, every: int, config: Config) -> bool:
     """Every so many iterations and at the last one; 0: never."""
     return every > 0 and (iteration % every == 0 or iteration == config.run.iterations)
@@ -381,7 +449,8 @@ def _open_run(config: Config, *, resume: bool) -> Generator[Run]:
         splits = {Split(config.environment.split)}
         if config.validation.every:
             splits.add(Split(config.validation.split))
-        environment = EnvironmentIdentity.of(served_environment(client, config, splits))
+        served = served_environment(client, config, splits)
+        environment = EnvironmentIdentity.of(served)
         if config.environment.version and config.environment.version != environment.version:
             raise RunError(
                 f"the server has {environment.id} {environment.version}, environment.version asks for "
@@ -404,7 +473,12 @@ def _open_run(config: Config, *, resume: bool) -> Generator[Run]:
         _write_config(folder, config)
         learner = _make_learner(policy, config, folder, newest)
         with RunLog(folder, progress.sizes, progress.iteration) as log:
-            yield Run(config, folder, client, environment, learner, levels, progress, log)
+            yield Run(config, folder, client, environment, learner, _ceiling(served, config), levels, progress, log)
+
+
+def _ceiling(served: EnvironmentInfo, config: Config) -> float | None:
+    split = served.splits.get(Split(config.validation.split))
+    return split.ceiling.value if split is not None and split.ceiling is not None else None
 
 
 def _check_folder(folder: Path, config: Config, *, resume: bool) -> None:

@@ -43,7 +43,8 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in a run an update falls: what its order of episodes and its rates are a function of."""
+    """Where in a run an update falls: what its order of episodes and its rates are a function of. `attempt` counts
+    rollbacks."""
 
     iteration: int
     attempt: int = 0
@@ -150,7 +151,7 @@ class Learner:
 
         Steps whose loss or gradient is not finite are refused and counted; weights and optimiser stay as they were.
         """
-        self._set_rates(place.iteration)
+        self._set_rates(place)
         report = UpdateReport()
         if self._joint and len(actor_episodes):
             assert np.array_equal(actor_episodes, critic_episodes), "a shared trunk learns both from the same episodes"
@@ -162,10 +163,11 @@ class Learner:
             self._pass(lesson, critic_episodes, report, place, actor=False, critic=True)
         return report
 
-    def _set_rates(self, iteration: int) -> None:
-        """Learning rates of an iteration (from 1)."""
-        config = self._config
+    def _set_rates(self, place: Place) -> None:
+        """Learning rates of an iteration (from 1), less where the run was rolled back."""
+        config, iteration = self._config, place.iteration
         left = 1.0 if config.update.schedule == "constant" else 1.0 - (iteration - 1) / config.run.iterations
+        left *= config.guard.rate_factor**place.attempt
         rates = {"actor": config.update.learning_rate * left, "critic": config.critic.learning_rate * left}
         for optimiser in self.optimisers.values():
             for group in optimiser.param_groups:
