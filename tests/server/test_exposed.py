@@ -6,16 +6,18 @@ import grpc
 import grpc.aio
 import pytest
 from raw_http2 import RawConnection
-from sample_environments import DICE
+from sample_environments import DICE, GATE, PLAYED, THREADED_DICE
 from server_process import ServerProcess
-from serving import call_status, reason, reset_error, reset_item, serving, start, step
+from serving import call_status, details, reason, reset_error, reset_item, serving, start, step
 from token_files import write_tokens
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_client import aconnect
 from turngym_server.listening import MAX_REQUEST_BYTES, MAX_STREAMS
+from turngym_server.rpc import room
 from turngym_server.rpc.gate import MAX_STREAMS_OF_TOKEN
 from turngym_server.rpc.requests import MAX_RESUME_BYTES
+from turngym_server.rpc.stream import MAX_WAITING_BYTES
 
 KIBIBYTE = 1024
 MEBIBYTE = 1024 * KIBIBYTE
@@ -88,3 +90,74 @@ async def test_streams_of_a_token_are_bounded_and_its_clients_play_without(tmp_p
         again = stub.StepStream(metadata=tokens["alice"])
         await again.write(pb.StepStreamRequest(id=1))
         assert (await again.read()).id == 1
+
+
+@pytest.fixture
+def closed_gate():
+    GATE.clear()
+    PLAYED.clear()
+    yield
+    GATE.set()
+
+
+def large(session_id: str) -> pb.StepRequest:
+    """A slow turn in a request of a mebibyte."""
+    item = pb.StepItem(session_id=session_id, step_index=1, actions=["slow", "x" * MEBIBYTE])
+    return pb.StepRequest(items=[item], max_wait_seconds=60)
+
+
+async def test_bytes_that_wait_on_a_stream_are_bounded(closed_gate):
+    async with serving(DICE, THREADED_DICE) as (stub, _):
+        slow = (await start(stub, environment_id="threaded_dice")).session_id
+        quick = (await start(stub)).session_id
+        call = stub.StepStream()
+        count = MAX_WAITING_BYTES // MEBIBYTE
+        for number in range(count):
+            await call.write(pb.StepStreamRequest(id=number, step=large(slow)))
+        item = pb.StepItem(session_id=quick, step_index=1, actions=["roll"])
+        await call.write(pb.StepStreamRequest(id=count, step=pb.StepRequest(items=[item])))
+        answer = asyncio.ensure_future(call.read())
+        await asyncio.sleep(0.3)
+        assert not answer.done()
+        GATE.set()
+        answers = [await answer, *[await call.read() for _ in range(count)]]
+        assert {each.id for each in answers} == set(range(count + 1))
+        assert all(each.step.outcomes[0].HasField("transition") for each in answers)
+
+
+async def test_bytes_under_way_are_bounded_for_each_caller_and_in_all(closed_gate, monkeypatch, tmp_path):
+    monkeypatch.setattr(room, "MAX_BYTES_OF_CALLER", 3 * MEBIBYTE)
+    monkeypatch.setattr(room, "MAX_BYTES", 5 * MEBIBYTE - 1)
+    tokens = write_tokens(tmp_path / "tokens.toml", alice="train", bob="train")
+    async with serving(DICE, THREADED_DICE, tokens=tmp_path / "tokens.toml") as (stub, _):
+
+        async def begin(name: str) -> pb.StepRequest:
+            item = reset_item("threaded_dice", split=pb.SPLIT_TRAIN)
+            reply = await stub.Reset(pb.ResetRequest(items=[item]), metadata=tokens[name])
+            return large(reply.outcomes[0].started.session_id)
+
+        async def refused(name: str, request: pb.StepRequest) -> bool:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await stub.Step(request, metadata=tokens[name])
+            info, delay = details(call_status(error.value))
+            return (info.reason, info.metadata["quota"], delay) == ("QUOTA_EXCEEDED", "bytes_under_way", 1.0)
+
+        under_way: list[asyncio.Future[pb.StepResponse]] = []
+        for name in ("alice", "alice", "bob", "bob"):
+            under_way.append(asyncio.ensure_future(stub.Step(await begin(name), metadata=tokens[name])))
+            while len(PLAYED) < len(under_way):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        requests = {name: await begin(name) for name in tokens}
+        for name, request in requests.items():
+            assert await refused(name, request), "no room in all"
+        quick = pb.StepRequest(items=[pb.StepItem(session_id="nobody", step_index=1, actions=["roll"])])
+        assert reason((await stub.Step(quick, metadata=tokens["bob"])).outcomes[0]) == "SESSION_UNKNOWN"
+        monkeypatch.setattr(room, "MAX_BYTES", 50 * MEBIBYTE)
+        monkeypatch.setattr(room, "MAX_BYTES_OF_CALLER", 2 * MEBIBYTE)
+        for name, request in requests.items():
+            assert await refused(name, request), "no room for this caller"
+        GATE.set()
+        for reply in await asyncio.gather(*under_way):
+            assert reply.outcomes[0].HasField("transition")
+        for name, request in requests.items():
+            assert (await stub.Step(request, metadata=tokens[name])).outcomes[0].HasField("transition")

@@ -70,8 +70,9 @@ class Process:
 def listening_ports(pid: int) -> set[int]:
     inodes = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        if (found := re.match(r"socket:\[(\d+)]", str(descriptor.readlink()))) is not None:
-            inodes.add(found[1])
+        with contextlib.suppress(FileNotFoundError):  # It was closed meanwhile.
+            if (found := re.match(r"socket:\[(\d+)]", str(descriptor.readlink()))) is not None:
+                inodes.add(found[1])
     tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table]
     return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}

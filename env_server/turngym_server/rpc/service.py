@@ -54,6 +54,7 @@ from turngym_server.rpc.requests import (
     requested_limits,
     wait_seconds,
 )
+from turngym_server.rpc.room import COUNTED_FROM, Room
 from turngym_server.rpc.stream import RequestStream
 from turngym_server.rpc.wire import Undecodable
 from turngym_server.sessions.digest import canonical_json, encode_actions
@@ -130,6 +131,7 @@ class EnvironmentService:
         self._tracing = tracing
         self.streams: set[RequestStream] = set()
         self._streams_stopped = False
+        self._room = Room()
         self._seal_key = config.seal_key
 
     async def metrics(self) -> Iterable[Metric]:
@@ -197,7 +199,13 @@ class EnvironmentService:
     def _admitted(self, call: Call, size: int, work: Callable[[Call], Reply]) -> Reply:
         """The reply, if the caller may have one."""
         call.caller = self.access.admit(call.rpc, call.caller, call.metadata, size)
-        return work(call)
+        return work(call) if size < COUNTED_FROM else self._held(call, size, work)
+
+    async def _held(self, call: Call, size: int, work: Callable[[Call], Reply]) -> bytes:
+        """The reply to a large request, if there is room for it."""
+        with self._room.hold(call.caller.account, size):
+            reply = work(call)
+            return reply if isinstance(reply, bytes) else await reply
 
     async def _traced(self, tracing: "Tracing", call: Call, size: int, work: Callable[[Call], Reply]) -> bytes:
         with tracing.span(call):

@@ -11,6 +11,8 @@ import grpc.aio
 
 MAX_WAITING: Final = 64
 """Requests of one stream that wait for slow items; beyond them nothing is read, and the caller's writes stand still."""
+MAX_WAITING_BYTES: Final = 16 * 1024 * 1024
+"""The same of their bytes: what is read past it is one request."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -31,6 +33,7 @@ class RequestStream:
         self._answer = answer
         self._writing = asyncio.Lock()
         self._waiting: set[asyncio.Task[None]] = set()
+        self._waiting_bytes = 0
         self._at_rest = False
         self._stopped_at_rest: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.stopped = False
@@ -61,10 +64,11 @@ class RequestStream:
             if isinstance(answer, bytes):  # Written here: a task would do so a turn of the event loop later.
                 await self._write(answer)
                 continue
-            task = loop.create_task(self._write_later(answer))
+            self._waiting_bytes += len(request)
+            task = loop.create_task(self._write_later(answer, len(request)))
             self._waiting.add(task)
             task.add_done_callback(self._waiting.discard)
-            if len(self._waiting) >= MAX_WAITING:
+            while len(self._waiting) >= MAX_WAITING or self._waiting_bytes >= MAX_WAITING_BYTES:
                 await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
 
     async def _read(self) -> bytes | None:
@@ -80,8 +84,11 @@ class RequestStream:
             self._at_rest = False
         return None if self.stopped or request is grpc.aio.EOF else request
 
-    async def _write_later(self, answer: Awaitable[bytes]) -> None:
-        await self._write(await answer)
+    async def _write_later(self, answer: Awaitable[bytes], size: int) -> None:
+        try:
+            await self._write(await answer)
+        finally:
+            self._waiting_bytes -= size
 
     async def _write(self, answer: bytes) -> None:
         try:

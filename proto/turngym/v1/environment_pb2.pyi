@@ -1208,8 +1208,8 @@ class StepStreamRequest(google.protobuf.message.Message):
     """
     @property
     def step(self) -> global___StepRequest:
-        """Unset: a request without items, which is refused. A stream may have 64 requests waiting for slow items; until one
-        of them is answered, the server reads no further ones.
+        """Unset: a request without items, which is refused. A stream may have 64 requests or 16 MiB of them waiting for slow
+        items; until one of them is answered, the server reads no further ones.
         """
 
     def __init__(
