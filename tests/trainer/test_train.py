@@ -341,7 +341,7 @@ def test_wilson_by_hand():
 
 BREAKS = [
     "update.learning_rate=0.3",
-    "run.iterations=12",
+    "run.iterations=8",
     "validation.every=0",
     "checkpoint.every=1",
     "checkpoint.keep=20",
