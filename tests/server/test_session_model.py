@@ -281,11 +281,13 @@ class OverStream:
         while True:
             if self._stream is None or self._stream.broken:
                 self._stream = StepStream(self._stub.StepStream())
-            try:
-                return await self._stream.exchange(request, 20)
-            except StatusError as error:
-                if error.verdict is not Verdict.AWAY:
-                    raise
+            answered = asyncio.get_running_loop().create_future()
+            await self._stream.send(pb.StepStreamRequest(step=request), 20, answered.set_result)
+            answer = await answered
+            if not isinstance(answer, StatusError):
+                return answer
+            if answer.verdict is not Verdict.AWAY:
+                raise answer
 
     async def cut(self):
         if self._stream is not None:
