@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from turngym_trainer.advantage import ADVANTAGES
 from turngym_trainer.config import Config
 from turngym_trainer.policy import load_policy
 from turngym_trainer.settings import load_config
@@ -33,7 +34,7 @@ def episode(group, member, *turns, tokens=2, seed=0):
 
 def learner(config: Config, *, with_critic=True, reference_seed=None):
     reference = None if reference_seed is None else load_policy("tiny", seed=reference_seed)
-    return WatchedLearner(load_policy("tiny"), config, with_critic=with_critic, reference=reference)
+    return WatchedLearner(load_policy("tiny"), config, length_limit=60, with_critic=with_critic, reference=reference)
 
 
 def config_of(*settings, preset="starpo_s"):
@@ -135,3 +136,35 @@ def test_recomputed_log_probabilities_correct_the_samplers():
     assert (lesson.sampler_logprobs == -5.0).all()
     assert metrics["update/sampler_gap"] == pytest.approx(np.abs(before + 5.0).mean(), rel=1e-5)
     assert metrics["update/ratio_max"] == pytest.approx(1.0, abs=1e-5)
+
+
+ALIKE = (episode(0, 0, turn(1.0)), episode(0, 1, turn(1.0)), episode(1, 0, turn(2.0)), episode(1, 1, turn(2.0)))
+
+
+@pytest.mark.parametrize("filtering", ["none", "std"])
+@pytest.mark.parametrize("kind", ADVANTAGES)
+def test_groups_that_fare_alike(kind, filtering):
+    """Without a filter gae and reinforce_pp learn from them; with one only critics do; comparisons never."""
+    needs_critic = ADVANTAGES[kind].needs_critic
+    settings = [f"advantage.kind={kind}", f"filter.kind={filtering}"]
+    if kind == "dr_grpo":
+        settings.append("update.aggregation=length-limit")
+    config = config_of(*settings)
+    metrics = learn(learner(config, with_critic=needs_critic), grade(ALIKE, config), config, iteration=1)
+    actor = filtering == "none" and not ADVANTAGES[kind].compares_members
+    assert (metrics.get("update/actor_steps", 0) > 0) == actor
+    assert (metrics.get("update/critic_steps", 0) > 0) == needs_critic
+    if not actor:
+        assert metrics.get("update/entropy", 0.0) == 0.0
+
+
+def test_reinforce_pp_charges_the_divergence_token_by_token_and_whitens():
+    episodes = (episode(0, 0, turn(0.0), turn(2.0)), episode(0, 1, turn(0.0), tokens=3))
+    config = config_of("kl.coefficient=0.5", "advantage.kind=reinforce_pp", "filter.kind=none")
+    trained = learner(config, with_critic=False, reference_seed=1)
+    learn(trained, grade(episodes, config), config, iteration=1)
+    lesson, _, _ = trained.given
+    gap = -5.0 - trained.reference_logprobs(lesson.batch).astype(np.float64)
+    rewards = -0.5 * gap + np.array([0, 0, 0, 2.0, 0, 0, 0])
+    sums = np.array([rewards[m : (4 if m < 4 else 7)].sum() for m in range(7)])
+    np.testing.assert_allclose(lesson.advantages, (sums - sums.mean()) / sums.std(), atol=1e-6)

@@ -69,10 +69,11 @@ def test_log_ratio_is_bounded():
 
 def test_weights_of_tokens():
     lengths = np.array([1, 3, 6])
-    np.testing.assert_allclose(token_weights(lengths, "token-mean"), [0.1, 0.1, 0.1])
-    np.testing.assert_allclose(token_weights(lengths, "seq-mean"), [1 / 3, 1 / 9, 1 / 18])
+    np.testing.assert_allclose(token_weights(lengths, "token-mean", 8), [0.1, 0.1, 0.1])
+    np.testing.assert_allclose(token_weights(lengths, "seq-mean", 8), [1 / 3, 1 / 9, 1 / 18])
+    np.testing.assert_allclose(token_weights(lengths, "length-limit", 8), [1 / 24, 1 / 24, 1 / 24])
     for aggregation in ("token-mean", "seq-mean"):
-        assert (token_weights(lengths, aggregation) * lengths).sum() == pytest.approx(1.0)
+        assert (token_weights(lengths, aggregation, 8) * lengths).sum() == pytest.approx(1.0)
 
 
 def test_sampler_weight_is_truncated_above_only():

@@ -71,8 +71,20 @@ def test_presets_differ_in_what_the_papers_differ_in():
         (["rollout.top_k=50"], ["top_k=50", "top_k=0"]),
         (["rollout.group_size=1"], ["rollout.group_size", "no spread", "at least 2"]),
         (["rollout.group_size=1", "filter.kind=none", "advantage.kind=grpo"], ["rollout.group_size"]),
+        (["rollout.group_size=1", "filter.kind=none", "advantage.kind=rloo"], ["rollout.group_size", "rloo"]),
+        (
+            ["rollout.group_size=1", "filter.kind=none", "advantage.kind=dr_grpo", "update.aggregation=length-limit"],
+            ["rollout.group_size", "dr_grpo", "at least 2"],
+        ),
+        (
+            ["rollout.group_size=1", "filter.kind=none", "advantage.kind=reinforce_pp", "advantage.baseline=group"],
+            ["rollout.group_size", "reinforce_pp", "at least 2"],
+        ),
+        (["advantage.baseline=group"], ["gae has a baseline of its own", "advantage.baseline=none"]),
+        (["advantage.kind=dr_grpo"], ["token-mean", "update.aggregation=length-limit"]),
         (["kl.coefficient=1", "kl.place=loss"], ["k1 in the loss", "kl.estimator=k2 or k3"]),
         (["kl.coefficient=1", "kl.estimator=k3"], ["k3 in the reward", "kl.estimator=k1"]),
+        (["kl.coefficient=1", "advantage.kind=rloo"], ["never sees a penalty on tokens", "kl.place=loss"]),
         (["kl.coefficient=1", "advantage.kind=grpo"], ["never sees a penalty on tokens", "kl.place=loss"]),
         (["policy.dtype=bfloat16"], ["update.old_logprobs", "recomputed"]),
         (["update.dual_clip=1.2"], ["update.dual_clip", "over 1 + clip_high"]),
@@ -90,6 +102,18 @@ def test_bad_settings_are_refused_with_reason_and_fix(settings, messages):
         load_config(settings=settings)
     for message in messages:
         assert message in str(error.value)
+
+
+def test_a_group_of_one_will_do_where_no_members_are_compared():
+    for kind in ("gae", "bi_level_gae", "reinforce_pp"):
+        load_config(
+            settings=["rollout.group_size=1", "rollout.groups=32", "filter.kind=none", f"advantage.kind={kind}"]
+        )
+
+
+def test_reinforce_pp_reads_a_penalty_in_the_reward():
+    settings = ["kl.coefficient=0.1", "kl.place=reward", "advantage.kind=reinforce_pp"]
+    assert load_config(settings=settings).kl.place == "reward"
 
 
 def test_every_fault_is_named_at_once():

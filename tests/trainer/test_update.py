@@ -40,7 +40,7 @@ def random_batch(rng, B=7):
 
 def make(settings=(), *, with_critic=True, reference=None):
     config = load_config(settings=["rollout.temperature=0.7", "environment.reward_range=10.0", *settings])
-    return Learner(load_policy("tiny"), config, with_critic=with_critic, reference=reference)
+    return Learner(load_policy("tiny"), config, length_limit=60, with_critic=with_critic, reference=reference)
 
 
 def lesson_of(learner, batch, rng, **changes):
@@ -184,7 +184,7 @@ def test_micro_batches_hold_each_row_once_within_the_budget(budget):
     assert sum(part.ids.shape[0] for part in parts) == len(rows)
 
 
-@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean"])
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean", "length-limit"])
 @pytest.mark.parametrize("trunk", ["own", "shared"])
 def test_gradients_do_not_depend_on_the_micro_batch(aggregation, trunk):
     rng = np.random.default_rng(3)
@@ -203,7 +203,7 @@ def test_gradients_do_not_depend_on_the_micro_batch(aggregation, trunk):
         learner.update(lesson, actor_episodes=everyone(batch), critic_episodes=everyone(batch), place=Place(1))
         modules = (learner.policy.model, learner.critic)
         gradients.append(torch.cat([p.grad.flatten() for module in modules for p in module.parameters()]))
-    assert gradients[0].abs().max() > 1e-3
+    assert gradients[0].abs().max() > 1e-4
     for other in gradients[1:]:
         assert (gradients[0] - other).abs().max() < 1e-6
 

@@ -75,10 +75,16 @@ class FilterConfig(Section):
 
 
 class AdvantageConfig(Section):
-    kind: str = Field(default="gae", description="gae (with a critic) or grpo (without).")
+    kind: str = Field(
+        default="gae",
+        description="gae or bi_level_gae (with a critic), grpo, dr_grpo, rloo or reinforce_pp (without).",
+    )
     gamma: Share = Field(default=1.0, description="Discount from token to token.")
-    gamma_turn: Share = Field(default=1.0, description="Discount at a turn's last token.")
+    gamma_turn: Share = Field(default=1.0, description="Discount at a turn's last token; bi_level_gae: 0.95.")
     lam: Share = Field(default=1.0, description="GAE's lambda.")
+    baseline: Literal["none", "group"] = Field(
+        default="none", description="group: reinforce_pp takes off the mean return of the episode's group."
+    )
 
 
 class CriticConfig(Section):
@@ -108,7 +114,10 @@ class UpdateConfig(Section):
     clip_high: Rate = Field(default=0.28, description="epsilon above 1.")
     dual_clip: float = Field(default=3.0, description="Bound on the ratio where the advantage is negative; over 1.")
     entropy: Weight = Field(default=0.001, description="Weight of the entropy bonus.")
-    aggregation: Literal["token-mean", "seq-mean"] = Field(default="token-mean", description="Over the mini-batch.")
+    aggregation: Literal["token-mean", "seq-mean", "length-limit"] = Field(
+        default="token-mean",
+        description="Over the mini-batch. length-limit: sum over episodes times turns times tokens a turn; dr_grpo's.",
+    )
     gradient_clip: Rate = Field(default=1.0, description="Norm that gradients are cut to.")
     old_logprobs: Literal["sampled", "recomputed"] = Field(
         default="sampled", description="recomputed: once an iteration by the trainer; needed unless float32."

@@ -17,16 +17,19 @@ LOG_RATIO_BOUND = 20.0
 SAMPLER_WEIGHT_BOUND = 2.0
 
 
-def token_weights(lengths: NDArray[np.int64], aggregation: str) -> NDArray[np.float64]:
-    """Weight of each token of every episode of a mini-batch, [B] for episodes of `lengths` action tokens. Sum to 1.
+def token_weights(lengths: NDArray[np.int64], aggregation: str, length_limit: int) -> NDArray[np.float64]:
+    """Weight of each token of every episode of a mini-batch, [B] for episodes of `lengths` action tokens.
 
     `token-mean`: every token of the mini-batch weighs the same. `seq-mean`: every episode weighs the same, and within
-    it every token.
+    it every token. Both sum to 1. `length-limit`: every token weighs 1/(B·L_max), L_max the most that an episode may
+    have, so that what a token weighs does not depend on how long answers are (arXiv 2503.20783).
     """
     assert lengths.ndim == 1
-    assert bool((lengths > 0).all()), lengths
+    assert bool(((lengths > 0) & (lengths <= length_limit)).all()), (lengths, length_limit)
     if aggregation == "token-mean":
         return np.full(len(lengths), 1.0 / lengths.sum())
+    if aggregation == "length-limit":
+        return np.full(len(lengths), 1.0 / (len(lengths) * length_limit))
     return 1.0 / (len(lengths) * lengths.astype(np.float64))
 
 

@@ -139,13 +139,24 @@ def _faults(config: Config) -> Iterator[str]:
             f"truncated sampling (top_p={config.rollout.top_p}, top_k={config.rollout.top_k}) draws from another; "
             "use top_p=1.0 and top_k=0, and shape the distribution by rollout.temperature"
         )
-    if config.rollout.group_size < 2 and (config.filter.kind != "none" or not estimator.needs_critic):
+    compares_members = estimator.compares_members or config.advantage.baseline == "group"
+    if config.rollout.group_size < 2 and (config.filter.kind != "none" or compares_members):
         yield (
             f"rollout.group_size: {config.filter.kind} filtering and {config.advantage.kind} compare the members of a "
             "group, and a group of 1 has no spread; set it to at least 2"
         )
+    if config.advantage.baseline == "group" and config.advantage.kind != "reinforce_pp":
+        yield (
+            f"advantage.baseline: {config.advantage.kind} has a baseline of its own; set advantage.baseline=none, or "
+            "advantage.kind=reinforce_pp"
+        )
+    if config.advantage.kind == "dr_grpo" and config.update.aggregation != "length-limit":
+        yield (
+            f"update.aggregation: {config.update.aggregation} weighs tokens by how long answers are, which dr_grpo is "
+            "there to avoid; set update.aggregation=length-limit, or advantage.kind=rloo"
+        )
     if config.kl.coefficient > 0.0:
-        yield from _kl_faults(config, reads_token_rewards=estimator.needs_critic)
+        yield from _kl_faults(config, reads_token_rewards=estimator.reads_token_rewards)
     if config.critic.trunk == "shared" and config.critic.on == "all" and config.filter.kind != "none":
         yield (
             "critic.on: a shared trunk learns policy and value in one step, from the same episodes; "

@@ -277,7 +277,8 @@ def learn(learner: Learner, graded: Graded, config: Config, place: Place) -> dic
     """Advantages and update. Returns metrics.
 
     The actor learns from the kept groups, the critic from them or from all (`critic.on`); where none is kept, the
-    critic still learns from all. Without a critic, kept groups that are all constant teach nothing: no step is taken.
+    critic still learns from all. Where members are compared, kept groups that are all constant teach nothing: no step
+    is taken.
     """
     estimator = ADVANTAGES[config.advantage.kind]
     everything = estimator.needs_critic and (config.critic.on == "all" or not bool(graded.kept.any()))
@@ -329,7 +330,7 @@ def learn(learner: Learner, graded: Graded, config: Config, place: Place) -> dic
     if values is not None and targets is not None:
         metrics["update/explained_variance"] = explained_variance(values, targets)
 
-    teaches = estimator.needs_critic or bool(advantages.any())
+    teaches = not estimator.compares_members or bool(advantages.any())
     warming = estimator.needs_critic and place.iteration <= config.critic.warmup_iterations
     report = learner.update(
         Lesson(
@@ -471,7 +472,7 @@ def _open_run(config: Config, *, resume: bool) -> Generator[Run]:
                 version=environment.version,
             )
         _write_config(folder, config)
-        learner = _make_learner(policy, config, folder, newest)
+        learner = _make_learner(policy, config, folder, newest, turns=int(environment.limits["max_turns"]))
         with RunLog(folder, progress.sizes, progress.iteration) as log:
             yield Run(config, folder, client, environment, learner, _ceiling(served, config), levels, progress, log)
 
@@ -526,8 +527,11 @@ def _load(spec: str, config: Config) -> Policy:
     return load_policy(spec, device=config.run.device, dtype=config.policy.dtype, seed=config.run.seed)
 
 
-def _make_learner(policy: Policy, config: Config, folder: Path, checkpoint: Path | None) -> Learner:
-    """The learner of a run, restored from `checkpoint`, whose policy is `policy`, where there is one."""
+def _make_learner(policy: Policy, config: Config, folder: Path, checkpoint: Path | None, *, turns: int) -> Learner:
+    """The learner of a run, restored from `checkpoint`, whose policy is `policy`, where there is one.
+
+    `turns` is the most that an episode may take.
+    """
     reference = None
     if config.kl.coefficient > 0.0:
         kept = folder / REFERENCE
@@ -536,7 +540,13 @@ def _make_learner(policy: Policy, config: Config, folder: Path, checkpoint: Path
         elif not kept.exists():
             raise CheckpointError(f"{kept} is gone: the KL divergence of this run was measured from it")
         reference = _load(str(kept), config)
-    learner = Learner(policy, config, with_critic=ADVANTAGES[config.advantage.kind].needs_critic, reference=reference)
+    learner = Learner(
+        policy,
+        config,
+        length_limit=turns * config.rollout.max_response_tokens,
+        with_critic=ADVANTAGES[config.advantage.kind].needs_critic,
+        reference=reference,
+    )
     if checkpoint is not None:
         load_learner(checkpoint, learner)
     return learner

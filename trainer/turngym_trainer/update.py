@@ -88,14 +88,30 @@ class UpdateReport:
 class Learner:
     """Actor, critic and reference with their optimisers.
 
+    Args:
+        policy: the actor.
+        config: see there.
+        length_limit: L_max, the most action tokens that an episode may have: turns times tokens a turn.
+        with_critic: the advantage needs values.
+        reference: see below.
+
     Attributes:
         critic: None where the advantage needs none.
         reference: what the KL divergence is measured from; None where β is 0.
         optimisers: by name: `actor`, and `critic` where it has a trunk of its own.
     """
 
-    def __init__(self, policy: Policy, config: Config, *, with_critic: bool, reference: Policy | None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        config: Config,
+        *,
+        length_limit: int,
+        with_critic: bool,
+        reference: Policy | None,
+    ) -> None:
         self._config = config
+        self._length_limit = length_limit
         self._budget = config.update.microbatch_tokens
         self.policy = policy
         _realign(policy)
@@ -201,7 +217,7 @@ class Learner:
         lengths = batch.lengths
         weights = np.zeros(len(batch.logprobs))
         weights[batch.tokens_of(minibatch)] = np.repeat(
-            token_weights(lengths[minibatch], self._config.update.aggregation), lengths[minibatch]
+            token_weights(lengths[minibatch], self._config.update.aggregation, self._length_limit), lengths[minibatch]
         )
         uniform = 1.0 / int(lengths[minibatch].sum())
         loss = torch.zeros((), device=device)
