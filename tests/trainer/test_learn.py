@@ -5,11 +5,13 @@ import pytest
 
 from turngym_trainer.advantage import ADVANTAGES
 from turngym_trainer.config import Config
+from turngym_trainer.grade import complete_groups, grade
 from turngym_trainer.policy import load_policy
+from turngym_trainer.seeds import Place
 from turngym_trainer.settings import load_config
-from turngym_trainer.train import complete_groups, grade, learn
+from turngym_trainer.train import learn
 from turngym_trainer.trajectory import Row, Trajectory, TurnRecord
-from turngym_trainer.update import Learner, Place
+from turngym_trainer.update import Learner
 
 
 class WatchedLearner(Learner):
@@ -56,12 +58,24 @@ def test_grading_shapes_each_turn_and_filters_on_either():
         episode(1, 0, turn(0.0)),
         episode(1, 1, turn(0.04)),
     )
-    graded = grade(episodes, config_of("filter.keep=0.5"))
+    graded = grade(episodes, config_of("filter.keep=0.5"), Place(1))
     np.testing.assert_allclose(graded.rewards, [0.9, 1.0, 0.0, 0.04])
     assert graded.kept.tolist() == [True, True, False, False]
-    on_task = grade(episodes, config_of("filter.keep=0.5", "filter.on=task"))
+    on_task = grade(episodes, config_of("filter.keep=0.5", "filter.on=task"), Place(1))
     assert on_task.kept.tolist() == [False, False, True, True]
     np.testing.assert_allclose(on_task.rewards, graded.rewards)
+
+
+def test_random_groups_are_a_function_of_run_and_iteration():
+    episodes = tuple(episode(group, member, turn(group * member)) for group in range(12) for member in range(2))
+    config = config_of("filter.kind=random", "filter.keep=0.5")
+    kept = [tuple(grade(episodes, config, Place(iteration)).kept.tolist()) for iteration in (1, 1, 2, 3)]
+    assert {sum(each) for each in kept} == {12}  # Six groups of two.
+    assert kept[0] == kept[1]
+    assert len(set(kept)) == 3
+    other = config_of("filter.kind=random", "filter.keep=0.5", "run.seed=1")
+    assert tuple(grade(episodes, other, Place(1)).kept.tolist()) != kept[0]
+    assert tuple(grade(episodes, config, Place(1, attempt=1)).kept.tolist()) != kept[0]
 
 
 def test_advantages_of_kept_tokens_are_whitened_and_the_critic_may_have_all():
@@ -73,7 +87,7 @@ def test_advantages_of_kept_tokens_are_whitened_and_the_critic_may_have_all():
     )
     config = config_of("critic.on=all", "update.minibatch_episodes=4")
     trained = learner(config)
-    metrics = learn(trained, grade(episodes, config), config, Place(1))
+    metrics = learn(trained, grade(episodes, config, Place(1)), config, Place(1))
     lesson, actor, critic = trained.given
     assert (actor, critic) == ([0, 1], [0, 1, 2, 3])
     # Values are 0 at first, so advantages are returns: 3, 3, −1, −1, mean 1, std 2.
@@ -93,7 +107,7 @@ def test_critic_learns_from_kept_episodes_and_alone_at_first():
     config = config_of("critic.warmup_iterations=2")
     trained = learner(config)
     for iteration, expected in ((2, []), (3, [0, 1])):
-        learn(trained, grade(episodes, config), config, Place(iteration))
+        learn(trained, grade(episodes, config, Place(1)), config, Place(iteration))
         lesson, actor, critic = trained.given
         assert (actor, critic, len(lesson.batch.lengths)) == (expected, [0, 1], 2)
 
@@ -102,7 +116,7 @@ def test_kl_in_the_reward_is_charged_token_by_token():
     episodes = (episode(0, 0, turn(0.0), turn(2.0)), episode(0, 1, turn(0.0), tokens=3))
     config = config_of("kl.coefficient=0.5", preset="starpo")
     trained = learner(config, reference_seed=1)
-    learn(trained, grade(episodes, config), config, Place(1))
+    learn(trained, grade(episodes, config, Place(1)), config, Place(1))
     lesson, _, _ = trained.given
     gap = -5.0 - trained.reference_logprobs(lesson.batch).astype(np.float64)
     charged = -0.5 * gap
@@ -117,7 +131,7 @@ def test_kl_in_the_loss_leaves_rewards_alone():
     episodes = (episode(0, 0, turn(1.0)), episode(0, 1, turn(0.0)))
     config = config_of("kl.coefficient=0.5", preset="grpo")
     trained = learner(config, with_critic=False, reference_seed=1)
-    metrics = learn(trained, grade(episodes, config), config, Place(1))
+    metrics = learn(trained, grade(episodes, config, Place(1)), config, Place(1))
     lesson, _, _ = trained.given
     np.testing.assert_array_equal(lesson.reference_logprobs, trained.reference_logprobs(lesson.batch))
     a = 0.5 / (0.5**0.5 + 1e-6)  # Mean 1/2, std (ddof 1) √(1/2).
@@ -129,7 +143,7 @@ def test_recomputed_log_probabilities_correct_the_samplers():
     episodes = (episode(0, 0, turn(1.0)), episode(0, 1, turn(0.0)))
     config = config_of("kl.coefficient=0", "update.old_logprobs=recomputed", preset="grpo")
     trained = learner(config, with_critic=False)
-    metrics = learn(trained, grade(episodes, config), config, Place(1))
+    metrics = learn(trained, grade(episodes, config, Place(1)), config, Place(1))
     lesson, _, _ = trained.given
     before = learner(config, with_critic=False).logprobs(lesson.batch)
     np.testing.assert_allclose(lesson.old_logprobs, before, atol=1e-6)
@@ -150,7 +164,7 @@ def test_groups_that_fare_alike(kind, filtering):
     if kind == "dr_grpo":
         settings.append("update.aggregation=length-limit")
     config = config_of(*settings)
-    metrics = learn(learner(config, with_critic=needs_critic), grade(ALIKE, config), config, iteration=1)
+    metrics = learn(learner(config, with_critic=needs_critic), grade(ALIKE, config, Place(1)), config, Place(1))
     actor = filtering == "none" and not ADVANTAGES[kind].compares_members
     assert (metrics.get("update/actor_steps", 0) > 0) == actor
     assert (metrics.get("update/critic_steps", 0) > 0) == needs_critic
@@ -162,7 +176,7 @@ def test_reinforce_pp_charges_the_divergence_token_by_token_and_whitens():
     episodes = (episode(0, 0, turn(0.0), turn(2.0)), episode(0, 1, turn(0.0), tokens=3))
     config = config_of("kl.coefficient=0.5", "advantage.kind=reinforce_pp", "filter.kind=none")
     trained = learner(config, with_critic=False, reference_seed=1)
-    learn(trained, grade(episodes, config), config, iteration=1)
+    learn(trained, grade(episodes, config, Place(1)), config, Place(1))
     lesson, _, _ = trained.given
     gap = -5.0 - trained.reference_logprobs(lesson.batch).astype(np.float64)
     rewards = -0.5 * gap + np.array([0, 0, 0, 2.0, 0, 0, 0])

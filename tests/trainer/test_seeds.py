@@ -43,6 +43,14 @@ def test_fewer_uniforms_are_a_prefix_and_all_are_uniform():
     assert abs((many < 0.1).mean() - 0.1) < 4 * (0.09 / len(many)) ** 0.5
 
 
+def test_a_groups_uniform_depends_on_its_index_alone():
+    many = seeds.group_uniforms(1, 2, 0, np.arange(500), purpose="filter")
+    np.testing.assert_array_equal(seeds.group_uniforms(1, 2, 0, np.array([7, 3]), purpose="filter"), many[[7, 3]])
+    assert len(set(many.tolist())) == 500
+    assert abs(many.mean() - 0.5) < 4 * (1 / 12 / len(many)) ** 0.5
+    assert seeds.group_uniforms(1, 3, 0, np.arange(1), purpose="filter") != many[0]
+
+
 def test_permutation_is_one_and_depends_on_the_epoch():
     first, second = (seeds.permutation(0, 0, 0, epoch, 9, purpose="update") for epoch in (0, 1))
     assert sorted(first) == list(range(9))

@@ -66,6 +66,8 @@ def test_presets_differ_in_what_the_papers_differ_in():
         (["filter.keep=0"], ["filter.keep", "greater than 0"]),
         (["reward.invalid_turn=0.1"], ["reward.invalid_turn", "less than or equal to 0"]),
         (["filter.kind=sdt"], ["'sdt'", "did you mean 'std'", "none, std"]),
+        (["filter.top_p=0.0"], ["filter.top_p", "greater than 0"]),
+        (["filter.top_p=1.5"], ["filter.top_p", "less than or equal to 1"]),
         (["advantage.kind=gea"], ["'gea'", "did you mean 'gae'"]),
         (["rollout.top_p=0.9"], ["top_p=0.9", "use top_p=1.0"]),
         (["rollout.top_k=50"], ["top_k=50", "top_k=0"]),

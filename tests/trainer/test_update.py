@@ -9,9 +9,10 @@ import torch
 from turngym_trainer.batch import lay_out
 from turngym_trainer.logprobs import Scorer, micro_batches
 from turngym_trainer.policy import load_policy
+from turngym_trainer.seeds import Place
 from turngym_trainer.settings import load_config
 from turngym_trainer.trajectory import Row, Trajectory, TurnRecord
-from turngym_trainer.update import Learner, Lesson, Place
+from turngym_trainer.update import Learner, Lesson
 
 TURN = TurnRecord("", "", "", ("a",), 0.0, True, True, 1)
 V = 100  # Ids that are used, of the tiny policy's vocabulary.

@@ -69,8 +69,15 @@ class RewardConfig(Section):
 
 
 class FilterConfig(Section):
-    kind: str = Field(default="std", description="none, or std: keep the groups whose returns spread most.")
-    keep: float = Field(default=0.25, gt=0.0, le=1.0, description="rho: share of groups kept in each environment.")
+    kind: str = Field(
+        default="std",
+        description="std: the groups whose returns spread most; top_p: the fewest with most of the spread; "
+        "random: as many as std at random; none: all.",
+    )
+    keep: float = Field(
+        default=0.25, gt=0.0, le=1.0, description="rho: share of groups that std and random keep in each environment."
+    )
+    top_p: float = Field(default=0.9, gt=0.0, le=1.0, description="Share of the spread that top_p keeps.")
     on: Literal["reward", "task"] = Field(default="reward", description="task leaves shaping out of the spread.")
 
 

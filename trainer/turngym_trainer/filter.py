@@ -1,7 +1,8 @@
-"""StarPO-S's trajectory filter: learn from the groups whose members fared differently.
+"""Trajectory filters: learn from the groups whose members fared differently.
 
-A filter sees each group's spread and says which groups stay. Adding one is a function under `@register`.
-Knows nothing of tokens, policies or advantages. Source: RAGEN (arXiv 2504.20073), section 3.2.
+A filter sees each group's spread and a uniform draw for each, and says which groups stay. Adding one is a function
+under `@register`. Knows nothing of seeds, tokens, policies or advantages. Sources: RAGEN (StarPO-S, arXiv 2504.20073,
+section 3.2) and RAGEN-2 (arXiv 2604.06268).
 """
 
 import math
@@ -33,8 +34,8 @@ class Spreads:
     environments: tuple[str, ...]
 
 
-FilterFunction = Callable[[Spreads, FilterConfig], NDArray[np.bool_]]
-"""Spreads of P groups to which of them are kept, bool [P]."""
+FilterFunction = Callable[[Spreads, FilterConfig, NDArray[np.float64]], NDArray[np.bool_]]
+"""Spreads of P groups and a uniform draw for each, [P], to which of them are kept, bool [P]."""
 
 FILTERS: dict[str, FilterFunction] = {}
 
@@ -68,20 +69,62 @@ def spreads(returns: NDArray[np.float64], groups: NDArray[np.int64], environment
 
 
 @register("none")
-def keep_all(of: Spreads, config: FilterConfig) -> NDArray[np.bool_]:
+def keep_all(of: Spreads, config: FilterConfig, draws: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Keeps every group, the constant ones too."""
     return np.ones(len(of.groups), dtype=np.bool_)
 
 
 @register("std")
-def keep_widest(of: Spreads, config: FilterConfig) -> NDArray[np.bool_]:
+def keep_widest(of: Spreads, config: FilterConfig, draws: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Keeps the max(1, ⌈ρ·P_env⌉) widest groups of each environment, never constant ones; ties by group index."""
     kept = np.zeros(len(of.groups), dtype=np.bool_)
-    for environment in sorted(set(of.environments)):
-        inside = np.array([name == environment for name in of.environments])
-        # The product is rounded first: ⌈0.28 · 25⌉ must be 7, and in floating point it is 8.
-        count = max(1, math.ceil(round(config.keep * int(inside.sum()), 9)))
-        candidates = np.flatnonzero(inside & ~of.constant)
-        widest_first = candidates[np.argsort(-of.std[candidates], kind="stable")]
-        kept[widest_first[:count]] = True
+    for inside in _environments(of):
+        widest_first = _widest_first(of, inside)
+        kept[widest_first[: _share(len(inside), config.keep)]] = True
     return kept
+
+
+@register("top_p")
+def keep_most_spread(of: Spreads, config: FilterConfig, draws: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Keeps the fewest widest groups of each environment that hold the share p of its spread (RAGEN-2).
+
+    The smallest prefix of descending U with ΣU ≥ p·ΣU_all, never constant groups; ties by group index.
+    """
+    kept = np.zeros(len(of.groups), dtype=np.bool_)
+    for inside in _environments(of):
+        widest_first = _widest_first(of, inside)
+        held = np.cumsum(of.std[widest_first])
+        # Less a trifle: sums of the same numbers differ in their last bits by their order.
+        wanted = config.top_p * held[-1:] * (1.0 - 1e-12)
+        kept[widest_first[: 1 + int((held < wanted).sum())]] = True
+    return kept
+
+
+@register("random")
+def keep_at_random(of: Spreads, config: FilterConfig, draws: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Keeps as many groups of each environment as `std` would, whichever have the least draws: a control for it."""
+    assert draws.shape == of.groups.shape, (draws.shape, of.groups.shape)
+    kept = np.zeros(len(of.groups), dtype=np.bool_)
+    for inside in _environments(of):
+        count = min(_share(len(inside), config.keep), int((~of.constant[inside]).sum()))
+        kept[inside[np.argsort(draws[inside], kind="stable")][:count]] = True
+    return kept
+
+
+def _environments(of: Spreads) -> list[NDArray[np.int64]]:
+    """Positions of each environment's groups, ascending."""
+    return [
+        np.flatnonzero([name == environment for name in of.environments])
+        for environment in sorted(set(of.environments))
+    ]
+
+
+def _share(groups: int, keep: float) -> int:
+    # The product is rounded first: ⌈0.28 · 25⌉ must be 7, and in floating point it is 8.
+    return max(1, math.ceil(round(keep * groups, 9)))
+
+
+def _widest_first(of: Spreads, inside: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Those of some groups that are not constant, in descending order of their spread."""
+    candidates = inside[~of.constant[inside]]
+    return candidates[np.argsort(-of.std[candidates], kind="stable")]

@@ -6,11 +6,20 @@ training, validation and the warm start from meeting each other's levels and noi
 """
 
 import hashlib
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 _MANTISSA_BITS = 53
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a run something falls: with the run's seed, what its draws are a function of. `attempt` is as above."""
+
+    iteration: int
+    attempt: int = 0
 
 
 def level_seed(run_seed: int, iteration: int, attempt: int, group: int, *, purpose: str = "train") -> int:
@@ -40,6 +49,14 @@ def token_uniforms(
     between releases, its bit generators may not.
     """
     return _uniforms(_key("token", purpose, run_seed, iteration, attempt, group, member, turn), count)
+
+
+def group_uniforms(
+    run_seed: int, iteration: int, attempt: int, groups: NDArray[np.int64], *, purpose: str
+) -> NDArray[np.float64]:
+    """A uniform in [0, 1) for each of P groups, by its index alone, float64 [P]."""
+    keys = [_key("group", purpose, run_seed, iteration, attempt, int(group)) for group in groups]
+    return np.array([_uniforms(key, 1)[0] for key in keys], dtype=np.float64)
 
 
 def permutation(

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from turngym_client import Client, EnvironmentInfo, EpisodeRequest, Split
 from turngym_trainer import seeds
@@ -36,18 +35,18 @@ from turngym_trainer.checkpoint import (
 from turngym_trainer.collapse import write_report
 from turngym_trainer.config import Config
 from turngym_trainer.evaluate import choose_levels, context_of, environment_limits, evaluate
-from turngym_trainer.filter import FILTERS, Spreads, spreads
+from turngym_trainer.grade import Graded, RunError, grade
 from turngym_trainer.guard import Alarm, Watch, watch
 from turngym_trainer.loss import kl_penalty
 from turngym_trainer.metrics import METRICS, Number, RunLog, read_metrics
 from turngym_trainer.policy import Policy, load_policy
-from turngym_trainer.reward import lay_on_rows, turn_rewards
+from turngym_trainer.reward import lay_on_rows
 from turngym_trainer.rollout import Planned, Rollout, Sampling, collect
+from turngym_trainer.seeds import Place
 from turngym_trainer.settings import changed_keys, config_from_tree, config_tree, load_config, to_toml
 from turngym_trainer.signals import episode_signals, explained_variance, smooth, token_signals
 from turngym_trainer.start import connected, served_environment, take_folder
-from turngym_trainer.trajectory import Trajectory
-from turngym_trainer.update import Learner, Lesson, Place
+from turngym_trainer.update import Learner, Lesson
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,10 +66,6 @@ MAY_CHANGE_ON_RESUME = frozenset(
     }
 )
 """Settings that no number of a run depends on, so that a resumed run may change them."""
-
-
-class RunError(RuntimeError):
-    """A run that cannot start or go on; says what to do."""
 
 
 class _RolledBack(Exception):
@@ -99,27 +94,6 @@ class Run:
     levels: list[int]
     progress: Progress
     log: RunLog
-
-
-@dataclass(frozen=True, slots=True)
-class Graded:
-    """Episodes with what they are worth and which of them are learnt from.
-
-    Attributes:
-        trajectories: B episodes of complete groups.
-        turn_rewards: reward of each turn, shaping included, B arrays.
-        rewards: their sums, [B].
-        groups: group of each episode, [B].
-        spread: how rewards spread in each group.
-        kept: which episodes' groups the filter keeps, [B].
-    """
-
-    trajectories: tuple[Trajectory, ...]
-    turn_rewards: tuple[NDArray[np.float64], ...]
-    rewards: NDArray[np.float64]
-    groups: NDArray[np.int64]
-    spread: Spreads
-    kept: NDArray[np.bool_]
 
 
 def train(config: Config, *, resume: bool = False, observe: Observer = lambda metrics: None) -> Path:
@@ -158,13 +132,14 @@ def _train(config: Config, *, resume: bool, observe: Observer) -> Path:
             _checkpoint(run)  # An alarm may go back to the beginning.
         while run.progress.iteration < config.run.iterations:
             iteration = run.progress.iteration + 1
+            place = Place(iteration, run.progress.attempt)
             began = time.perf_counter()
 
             rollout = roll_out(run, iteration)
             collected = time.perf_counter()
 
-            graded = grade(rollout.trajectories, config)
-            learnt = learn(run.learner, graded, config, Place(iteration, run.progress.attempt))
+            graded = grade(rollout.trajectories, config, place)
+            learnt = learn(run.learner, graded, config, place)
             updated = time.perf_counter()
 
             validated = validate(run, iteration) if _due(iteration, config.validation.every, config) else {}
@@ -241,36 +216,6 @@ def roll_out(run: Run, iteration: int) -> Rollout:
             "Nothing was learnt from it; see to the server and resume"
         )
     return rollout
-
-
-def grade(trajectories: tuple[Trajectory, ...], config: Config) -> Graded:
-    """Rewards episodes and filters groups. A group that lost more than half of its members is dropped before.
-
-    Raises:
-        RunError: no group is left.
-    """
-    whole = complete_groups(trajectories, config.rollout.group_size)
-    if not whole:
-        raise RunError(
-            f"all groups lost more than half of their {config.rollout.group_size} members; see to the server and resume"
-        )
-    by_turn = tuple(turn_rewards(trajectory, config.reward) for trajectory in whole)
-    rewards = np.array([of_turns.sum() for of_turns in by_turn], dtype=np.float64)
-    task = np.array([trajectory.environment_return for trajectory in whole], dtype=np.float64)
-    groups = np.array([trajectory.group for trajectory in whole], dtype=np.int64)
-    environments = tuple(trajectory.environment for trajectory in whole)
-    spread = spreads(rewards if config.filter.on == "reward" else task, groups, environments)
-    kept_groups = spread.groups[FILTERS[config.filter.kind](spread, config.filter)]
-    return Graded(whole, by_turn, rewards, groups, spread, np.isin(groups, kept_groups))
-
-
-def complete_groups(trajectories: tuple[Trajectory, ...], group_size: int) -> tuple[Trajectory, ...]:
-    """Episodes of groups that have at least half of their members, and at least one turn each."""
-    played = [trajectory for trajectory in trajectories if trajectory.turns]
-    members: dict[int, int] = {}
-    for trajectory in played:
-        members[trajectory.group] = members.get(trajectory.group, 0) + 1
-    return tuple(trajectory for trajectory in played if 2 * members[trajectory.group] >= group_size)
 
 
 def learn(learner: Learner, graded: Graded, config: Config, place: Place) -> dict[str, Number]:

@@ -19,6 +19,7 @@ from turngym_trainer.critic import Critic
 from turngym_trainer.logprobs import MicroBatch, Scorer
 from turngym_trainer.loss import clipped_surrogate, kl_loss, sampler_weights, token_weights, value_loss
 from turngym_trainer.policy import Policy
+from turngym_trainer.seeds import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +40,6 @@ class Lesson:
     targets: NDArray[np.float64] | None = None
     sampler_logprobs: NDArray[np.float32] | None = None
     reference_logprobs: NDArray[np.float32] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where in a run an update falls: what its order of episodes and its rates are a function of. `attempt` counts
-    rollbacks."""
-
-    iteration: int
-    attempt: int = 0
 
 
 @dataclass(slots=True)

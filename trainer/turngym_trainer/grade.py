@@ -1,0 +1,72 @@
+"""What an iteration's episodes are worth, and which of them are learnt from.
+
+Knows nothing of tokens, policies or updates.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym_trainer import seeds
+from turngym_trainer.config import Config
+from turngym_trainer.filter import FILTERS, Spreads, spreads
+from turngym_trainer.reward import turn_rewards
+from turngym_trainer.seeds import Place
+from turngym_trainer.trajectory import Trajectory
+
+
+class RunError(RuntimeError):
+    """A run that cannot start or go on; says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """Episodes with what they are worth and which of them are learnt from.
+
+    Attributes:
+        trajectories: B episodes of complete groups.
+        turn_rewards: reward of each turn, shaping included, B arrays.
+        rewards: their sums, [B].
+        groups: group of each episode, [B].
+        spread: how rewards spread in each group.
+        kept: which episodes' groups the filter keeps, [B].
+    """
+
+    trajectories: tuple[Trajectory, ...]
+    turn_rewards: tuple[NDArray[np.float64], ...]
+    rewards: NDArray[np.float64]
+    groups: NDArray[np.int64]
+    spread: Spreads
+    kept: NDArray[np.bool_]
+
+
+def grade(trajectories: tuple[Trajectory, ...], config: Config, place: Place) -> Graded:
+    """Rewards episodes and filters groups. A group that lost more than half of its members is dropped before.
+
+    Raises:
+        RunError: no group is left.
+    """
+    whole = complete_groups(trajectories, config.rollout.group_size)
+    if not whole:
+        raise RunError(
+            f"all groups lost more than half of their {config.rollout.group_size} members; see to the server and resume"
+        )
+    by_turn = tuple(turn_rewards(trajectory, config.reward) for trajectory in whole)
+    rewards = np.array([of_turns.sum() for of_turns in by_turn], dtype=np.float64)
+    task = np.array([trajectory.environment_return for trajectory in whole], dtype=np.float64)
+    groups = np.array([trajectory.group for trajectory in whole], dtype=np.int64)
+    environments = tuple(trajectory.environment for trajectory in whole)
+    spread = spreads(rewards if config.filter.on == "reward" else task, groups, environments)
+    draws = seeds.group_uniforms(config.run.seed, place.iteration, place.attempt, spread.groups, purpose="filter")
+    kept_groups = spread.groups[FILTERS[config.filter.kind](spread, config.filter, draws)]
+    return Graded(whole, by_turn, rewards, groups, spread, np.isin(groups, kept_groups))
+
+
+def complete_groups(trajectories: tuple[Trajectory, ...], group_size: int) -> tuple[Trajectory, ...]:
+    """Episodes of groups that have at least half of their members, and at least one turn each."""
+    played = [trajectory for trajectory in trajectories if trajectory.turns]
+    members: dict[int, int] = {}
+    for trajectory in played:
+        members[trajectory.group] = members.get(trajectory.group, 0) + 1
+    return tuple(trajectory for trajectory in played if 2 * members[trajectory.group] >= group_size)
