@@ -50,6 +50,7 @@ def lesson_of(learner, batch, rng, **changes):
         "batch": batch,
         "old_logprobs": learner.logprobs(batch) + rng.normal(0, 0.3, N).astype(np.float32),
         "advantages": rng.normal(size=N),
+        "values": rng.normal(size=N) * 5,
         "targets": rng.normal(size=N) * 5,
     }
     return Lesson(**{**values, **changes})
@@ -185,28 +186,86 @@ def test_micro_batches_hold_each_row_once_within_the_budget(budget):
     assert sum(part.ids.shape[0] for part in parts) == len(rows)
 
 
-@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean", "length-limit"])
-@pytest.mark.parametrize("trunk", ["own", "shared"])
-def test_gradients_do_not_depend_on_the_micro_batch(aggregation, trunk):
+LOSSES = {
+    "token-mean": [],
+    "seq-mean": ["update.aggregation=seq-mean"],
+    "length-limit": ["update.aggregation=length-limit"],
+    "shared trunk": ["critic.trunk=shared"],
+    "shared trunk, seq-mean": ["critic.trunk=shared", "update.aggregation=seq-mean"],
+    "value clip": ["critic.clip=0.2"],
+    "sequence ratio": ["update.ratio=sequence", "update.clip_high=0.05", "update.clip_low=0.05"],
+    "sequence ratio, seq-mean": ["update.ratio=sequence", "update.aggregation=seq-mean"],
+    "k1": ["kl.coefficient=0.5", "kl.place=loss", "kl.estimator=k1", "kl.allow_k1_in_loss=true"],
+    "k2": ["kl.coefficient=0.5", "kl.place=loss", "kl.estimator=k2", "update.aggregation=seq-mean"],
+    "k3": ["kl.coefficient=0.5", "kl.place=loss", "kl.estimator=k3", "update.aggregation=length-limit"],
+    "dual clip": ["update.dual_clip=1.3"],
+    "sampler's weights": ["update.old_logprobs=recomputed"],
+}
+
+
+@pytest.mark.parametrize("settings", LOSSES.values(), ids=LOSSES)
+def test_gradients_do_not_depend_on_the_micro_batch(settings):
     rng = np.random.default_rng(3)
     batch = random_batch(rng)
     gradients = []
     lesson = None
     for budget in (10_000, 50, 1):
-        learner = make(
-            [f"update.microbatch_tokens={budget}", f"update.aggregation={aggregation}", f"critic.trunk={trunk}"]
-        )
+        reference = load_policy("tiny", seed=1) if settings and settings[0].startswith("kl") else None
+        learner = make([f"update.microbatch_tokens={budget}", *settings], reference=reference)
         torch.nn.init.constant_(learner.critic.head.weight, 0.01)  # At zero the trunk would get no gradient.
-        lesson = lesson or lesson_of(learner, batch, rng)
-        for optimiser in learner.optimisers.values():
-            optimiser.step = lambda: None
-            optimiser.zero_grad = lambda set_to_none: None
-        learner.update(lesson, actor_episodes=everyone(batch), critic_episodes=everyone(batch), place=Place(1))
-        modules = (learner.policy.model, learner.critic)
-        gradients.append(torch.cat([p.grad.flatten() for module in modules for p in module.parameters()]))
+        lesson = lesson or lesson_of(
+            learner,
+            batch,
+            rng,
+            reference_logprobs=reference and learner.reference_logprobs(batch),
+            sampler_logprobs=batch.logprobs if "update.old_logprobs=recomputed" in settings else None,
+        )
+        gradients.append(gradient_of(learner, lesson, learner.policy.model, learner.critic))
     assert gradients[0].abs().max() > 1e-4
     for other in gradients[1:]:
         assert (gradients[0] - other).abs().max() < 1e-6
+
+
+def gradient_of(learner, lesson, *modules, critic=True):
+    """What an update of everyone would go by; no step is taken."""
+    for optimiser in learner.optimisers.values():
+        optimiser.step = lambda: None
+        optimiser.zero_grad = lambda set_to_none: None
+    everybody = everyone(lesson.batch)
+    learner.update(lesson, actor_episodes=everybody, critic_episodes=everybody if critic else nobody(), place=Place(1))
+    return torch.cat([p.grad.flatten() for module in modules for p in module.parameters()])
+
+
+@pytest.mark.parametrize(("seed", "clip", "clipped"), [(22, 0.9, False), (22, 0.02, True)])
+def test_gradient_of_a_sequence_ratio_is_that_of_its_formula(seed, clip, clipped):
+    """GSPO written out (arXiv 2507.18071, eq. 5 and 7): one ratio an episode, whose rows are cut into micro-batches."""
+    rng = np.random.default_rng(seed)
+    batch = random_batch(rng, B=5)
+    settings = ["update.ratio=sequence", f"update.clip_low={clip}", f"update.clip_high={clip}", "update.entropy=0.0"]
+    settings += ["update.aggregation=seq-mean", "update.gradient_clip=1e9", "update.microbatch_tokens=1"]
+    learner = make(settings, with_critic=False)
+    per_episode = np.array([1.0, -1.0, 2.0, -0.5, 0.7])
+    lesson = lesson_of(learner, batch, rng, advantages=np.repeat(per_episode, batch.lengths))
+    model = copy.deepcopy(learner.policy.model)
+    loss = 0.0
+    for episode, advantage in enumerate(per_episode):
+        differences = []
+        for index in np.flatnonzero(batch.row_episodes == episode):
+            row, flat = batch.rows[index], int(batch.row_offsets[index])
+            logits = model(input_ids=torch.from_numpy(row.ids)[None]).logits[0] / 0.7
+            for m, t in enumerate(np.flatnonzero(row.is_action)):
+                now = torch.log_softmax(logits[t - 1], -1)[row.ids[t]]
+                differences.append(now - float(lesson.old_logprobs[flat + m]))
+        ratio = torch.stack(differences).mean().exp()
+        bounded = ratio.clamp(1 - clip, 1 + clip)
+        loss = loss - torch.minimum(ratio * advantage, bounded * advantage) / len(per_episode)
+    loss.backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+    found = gradient_of(learner, lesson, learner.policy.model, critic=False)
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-3)
+    free = make([*settings, "update.clip_low=0.9", "update.clip_high=0.9"], with_critic=False)
+    assert torch.equal(gradient_of(free, lesson, free.policy.model, critic=False), found) != clipped
 
 
 def test_gradient_is_that_of_the_loss_written_out():

@@ -98,6 +98,9 @@ class CriticConfig(Section):
     trunk: Literal["own", "shared"] = Field(default="own", description="own: a copy of the starting policy's.")
     learning_rate: Rate = Field(default=1e-3, description="Pretrained models: 1e-5.")
     coefficient: Rate = Field(default=1.0, description="Weight of the critic's loss where the trunk is shared.")
+    clip: Weight = Field(
+        default=0.0, description="How far from its old value a value still learns, in reward ranges; 0: no bound."
+    )
     warmup_iterations: NotNegative = Field(default=5, description="First iterations that train the critic only.")
     on: Literal["kept", "all"] = Field(default="kept", description="Episodes it learns from; all, if none is kept.")
 
@@ -106,6 +109,9 @@ class KlConfig(Section):
     coefficient: Weight = Field(default=0.0, description="beta; 0: no reference policy is held.")
     place: Literal["reward", "loss"] = Field(default="reward", description="Where the penalty enters.")
     estimator: Literal["k1", "k2", "k3"] = Field(default="k1", description="k1 in the reward, k2 or k3 in the loss.")
+    allow_k1_in_loss: bool = Field(
+        default=False, description="RAGEN's own recipe has k1 in the loss, whose gradient is 0 in expectation."
+    )
 
 
 class UpdateConfig(Section):
@@ -117,6 +123,9 @@ class UpdateConfig(Section):
     epochs: Positive = Field(default=1, description="Passes over the same batch.")
     minibatch_episodes: Positive = Field(default=32, description="Most episodes of one optimiser step.")
     microbatch_tokens: Positive = Field(default=16_384, description="Padded tokens of one forward and backward pass.")
+    ratio: Literal["token", "sequence"] = Field(
+        default="token", description="sequence: of whole episodes (GSPO), with clips of about 3e-4; one pass more."
+    )
     clip_low: float = Field(default=0.2, gt=0.0, lt=1.0, description="epsilon below 1.")
     clip_high: Rate = Field(default=0.28, description="epsilon above 1.")
     dual_clip: float = Field(default=3.0, description="Bound on the ratio where the advantage is negative; over 1.")

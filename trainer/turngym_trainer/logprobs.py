@@ -197,10 +197,10 @@ class Scorer:
         return distribution.gather(-1, part.targets[:, None]).squeeze(-1), entropy
 
     @torch.no_grad()
-    def logprobs(self, batch: Batch, token_budget: int) -> NDArray[np.float32]:
-        """Log-probability of every action token of a batch, without gradients, [N]."""
+    def logprobs(self, batch: Batch, token_budget: int, rows: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
+        """Log-probability of every action token of a batch, without gradients, [N]; 0 outside `rows`, if given."""
         scored = np.zeros(len(batch.logprobs), dtype=np.float32)
-        for part in self.micro_batches(batch, np.arange(len(batch.rows)), token_budget):
+        for part in self.micro_batches(batch, np.arange(len(batch.rows)) if rows is None else rows, token_budget):
             scored[part.tokens] = self.score(part)[0].cpu().numpy()
         return scored
 

@@ -52,21 +52,32 @@ class SurrogateLoss:
     clipped_dual: torch.Tensor
 
 
+def sequence_log_ratios(logprobs: torch.Tensor, episode_means: torch.Tensor) -> torch.Tensor:
+    """Log-ratios of whole episodes, as their tokens carry them, [K] (GSPO, arXiv 2507.18071, eq. 7 and 14).
+
+    The value is the mean of log π − log π_old over the episode's tokens, which `episode_means` holds for each of them;
+    the gradient is that of the token's own log-probability. Summed over an episode whose tokens have the same
+    advantage and weight that is the gradient of exp(mean log-ratio) itself, wherever micro-batches cut the episode.
+    """
+    assert logprobs.shape == episode_means.shape
+    return episode_means + (logprobs - logprobs.detach())
+
+
 def clipped_surrogate(
-    logprobs: torch.Tensor,
-    old_logprobs: torch.Tensor,
+    log_ratios: torch.Tensor,
     advantages: torch.Tensor,
     weights: torch.Tensor,
     config: UpdateConfig,
 ) -> SurrogateLoss:
     """PPO's clipped surrogate (arXiv 1707.06347, eq. 7) with bounds that differ and a dual clip (arXiv 1912.09729).
 
-    s = min(ρA, clip(ρ, 1 − ε_low, 1 + ε_high)A), and where A < 0, max(s, c·A); ρ = exp(log π − log π_old), the
-    exponent held within ±20. `weights` may hold a factor of its own for each token (see `sampler_weights`).
+    s = min(ρA, clip(ρ, 1 − ε_low, 1 + ε_high)A), and where A < 0, max(s, c·A); ρ is the exponential of `log_ratios`,
+    log π − log π_old or `sequence_log_ratios`, held within ±20. `weights` may hold a factor of its own for each token
+    (see `sampler_weights`). All [K].
     """
-    K = logprobs.shape[0]
-    assert logprobs.shape == old_logprobs.shape == advantages.shape == weights.shape == (K,)
-    ratio = (logprobs - old_logprobs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    assert log_ratios.dim() == 1
+    assert log_ratios.shape == advantages.shape == weights.shape
+    ratio = log_ratios.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
     clipped = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
     surrogate = torch.minimum(ratio * advantages, clipped * advantages)
     negative = advantages < 0
@@ -96,8 +107,10 @@ def kl_penalty(logprobs: NDArray[np.float64], reference: NDArray[np.float64], co
 def kl_loss(logprobs: torch.Tensor, reference: torch.Tensor, weights: torch.Tensor, config: KlConfig) -> torch.Tensor:
     """β Σ w·k, a scalar; d = log π − log π_ref, k2 = d²/2 or k3 = e^{−d} + d − 1 (joschu.net/blog/kl-approx.html).
 
+    k1 = d only with `allow_k1_in_loss`.
+
     Raises:
-        ValueError: the estimator is k1, whose gradient is 0 in expectation.
+        ValueError: the estimator is k1, whose gradient is 0 in expectation, and it was not asked for twice.
     """
     assert logprobs.shape == reference.shape == weights.shape
     difference = (logprobs - reference).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
@@ -105,12 +118,23 @@ def kl_loss(logprobs: torch.Tensor, reference: torch.Tensor, weights: torch.Tens
         estimate = difference.square() / 2
     elif config.estimator == "k3":
         estimate = (-difference).exp() + difference - 1.0
+    elif config.allow_k1_in_loss:
+        estimate = difference
     else:
         raise ValueError(f"{config.estimator} in the loss penalises nothing; use k2 or k3")
     return config.coefficient * (weights * estimate).sum()
 
 
-def value_loss(values: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Σ w·(V − target)²/2, a scalar. All in the critic's own scale."""
-    assert values.shape == targets.shape == weights.shape
-    return (weights * (values - targets).square()).sum() / 2
+def value_loss(
+    values: torch.Tensor, old_values: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor, clip: float
+) -> torch.Tensor:
+    """Σ w·max((V − target)², (V_clipped − target)²)/2, a scalar; V_clipped is V within `clip` of V_old (PPO's).
+
+    A `clip` of 0 leaves the second term out. All in the critic's own scale.
+    """
+    assert values.shape == old_values.shape == targets.shape == weights.shape
+    errors = (values - targets).square()
+    if clip > 0.0:
+        clipped = torch.minimum(torch.maximum(values, old_values - clip), old_values + clip)
+        errors = torch.maximum(errors, (clipped - targets).square())
+    return (weights * errors).sum() / 2

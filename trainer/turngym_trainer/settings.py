@@ -193,10 +193,11 @@ def _faults(config: Config) -> Iterator[str]:
 
 def _kl_faults(config: Config, *, reads_token_rewards: bool) -> Iterator[str]:
     place, estimator = config.kl.place, config.kl.estimator
-    if place == "loss" and estimator == "k1":
+    if place == "loss" and estimator == "k1" and not config.kl.allow_k1_in_loss:
         yield (
             "kl.estimator: k1 in the loss has no gradient in expectation, so it would penalise nothing; "
-            "set kl.estimator=k2 or k3, or kl.place=reward"
+            "set kl.estimator=k2 or k3, or kl.place=reward (kl.allow_k1_in_loss=true has it nevertheless, as RAGEN's "
+            "own recipe does)"
         )
     if place == "reward" and estimator != "k1":
         yield f"kl.estimator: {estimator} in the reward is biased; set kl.estimator=k1, or kl.place=loss"

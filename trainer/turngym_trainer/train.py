@@ -282,6 +282,7 @@ def learn(learner: Learner, graded: Graded, config: Config, place: Place) -> dic
             batch=batch,
             old_logprobs=old,
             advantages=advantages[mask],
+            values=values,
             targets=targets,
             sampler_logprobs=batch.logprobs if config.update.old_logprobs == "recomputed" else None,
             reference_logprobs=reference if config.kl.place == "loss" else None,

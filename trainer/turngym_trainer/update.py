@@ -17,7 +17,14 @@ from turngym_trainer.batch import Batch
 from turngym_trainer.config import Config
 from turngym_trainer.critic import Critic
 from turngym_trainer.logprobs import MicroBatch, Scorer
-from turngym_trainer.loss import clipped_surrogate, kl_loss, sampler_weights, token_weights, value_loss
+from turngym_trainer.loss import (
+    clipped_surrogate,
+    kl_loss,
+    sampler_weights,
+    sequence_log_ratios,
+    token_weights,
+    value_loss,
+)
 from turngym_trainer.policy import Policy
 from turngym_trainer.seeds import Place
 
@@ -31,12 +38,14 @@ class Lesson:
         sampler_logprobs: under the sampler, where those differ; None: they do not.
         reference_logprobs: None unless the KL divergence is in the loss.
         advantages: whitened where they are to be.
+        values: the critic's before the update, in the environment's units; None without a critic.
         targets: the critic's, in the environment's units; None without a critic.
     """
 
     batch: Batch
     old_logprobs: NDArray[np.float32]
     advantages: NDArray[np.float64]
+    values: NDArray[np.float64] | None = None
     targets: NDArray[np.float64] | None = None
     sampler_logprobs: NDArray[np.float32] | None = None
     reference_logprobs: NDArray[np.float32] | None = None
@@ -212,13 +221,15 @@ class Learner:
             token_weights(lengths[minibatch], self._config.update.aggregation, self._length_limit), lengths[minibatch]
         )
         uniform = 1.0 / int(lengths[minibatch].sum())
+        by_episode = self._config.update.ratio == "sequence"
+        means = self._mean_log_ratios(lesson, minibatch) if actor and by_episode else None
         loss = torch.zeros((), device=device)
         for part in self.scorer.micro_batches(batch, batch.rows_of(minibatch), self._budget):
             part_loss = torch.zeros((), device=device)
             hidden: Tensor | None = None
             if actor:
                 hidden = self.scorer.hidden(part)
-                part_loss = part_loss + self._actor_loss(lesson, part, hidden, weights, sums)
+                part_loss = part_loss + self._actor_loss(lesson, part, hidden, weights, means, sums)
             if critic:
                 part_loss = part_loss + self._critic_loss(lesson, part, hidden, uniform, sums)
             cast(None, part_loss.backward())  # pyright: ignore[reportUnknownMemberType]
@@ -233,8 +244,22 @@ class Learner:
             sums.refused += 1
         optimiser.zero_grad(set_to_none=True)
 
+    def _mean_log_ratios(self, lesson: Lesson, minibatch: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Mean of log π − log π_old over each episode's tokens, on each of them, [N]; 0 outside the mini-batch."""
+        batch = lesson.batch
+        now = self.scorer.logprobs(batch, self._budget, batch.rows_of(minibatch)).astype(np.float64)
+        differences = np.where(batch.tokens_of(minibatch), now - lesson.old_logprobs, 0.0)
+        means = np.add.reduceat(differences, batch.episode_offsets[:-1]) / batch.lengths
+        return np.repeat(means, batch.lengths)
+
     def _actor_loss(
-        self, lesson: Lesson, part: MicroBatch, hidden: Tensor, weights: NDArray[np.float64], sums: "_Sums"
+        self,
+        lesson: Lesson,
+        part: MicroBatch,
+        hidden: Tensor,
+        weights: NDArray[np.float64],
+        mean_log_ratios: NDArray[np.float64] | None,
+        sums: "_Sums",
     ) -> Tensor:
         config = self._config
 
@@ -246,7 +271,8 @@ class Learner:
         corrected = weight
         if lesson.sampler_logprobs is not None:
             corrected = weight * sampler_weights(old, pick(lesson.sampler_logprobs))
-        surrogate = clipped_surrogate(logprobs, old, pick(lesson.advantages), corrected, config.update)
+        log_ratios = logprobs - old if mean_log_ratios is None else sequence_log_ratios(logprobs, pick(mean_log_ratios))
+        surrogate = clipped_surrogate(log_ratios, pick(lesson.advantages), corrected, config.update)
         loss = surrogate.loss - config.update.entropy * (weight * entropy).sum()
         reference_kl = torch.zeros((), device=hidden.device)
         if lesson.reference_logprobs is not None:
@@ -280,9 +306,13 @@ class Learner:
             hidden = self.critic.hidden(part)
             if self._joint:
                 hidden = hidden.detach()
-        scaled = (lesson.targets[part.tokens] / self.critic.reward_range).astype(np.float32)
-        targets = torch.from_numpy(scaled).to(hidden.device)
-        loss = value_loss(self.critic.scaled_values(hidden), targets, torch.full_like(targets, weight))
+        assert lesson.values is not None
+        scale, clip = self.critic.reward_range, self._config.critic.clip
+        old, targets = (
+            torch.from_numpy((values[part.tokens] / scale).astype(np.float32)).to(hidden.device)
+            for values in (lesson.values, lesson.targets)
+        )
+        loss = value_loss(self.critic.scaled_values(hidden), old, targets, torch.full_like(targets, weight), clip)
         sums.totals["value_loss"] = sums.totals.get("value_loss", 0.0) + float(loss.detach())
         return loss * self._config.critic.coefficient if self._joint else loss
 
