@@ -41,6 +41,8 @@ def checkpoint(server, tmp_path_factory):
         "rollout.groups": 2,
         "rollout.group_size": 2,
         "rollout.max_response_tokens": TOKENS,
+        "rollout.stop_unreadable": "false",
+        "update.minibatch_episodes": 4,
         "rollout.context_turns": 1,
         "rollout.instructions": '"short"',
         "validation.every": 0,

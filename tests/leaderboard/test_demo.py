@@ -17,6 +17,8 @@ SMALL = {
     "run.threads": 1,
     "rollout.groups": 2,
     "rollout.group_size": 4,
+    "rollout.stop_unreadable": "false",
+    "update.minibatch_episodes": 8,
     "critic.warmup_iterations": 0,
     "validation.episodes": 4,
     "warm_start.episodes": 20,

@@ -40,7 +40,9 @@ def learner(config: Config, *, with_critic=True, reference_seed=None):
 
 
 def config_of(*settings, preset="starpo_s"):
-    return load_config(preset=preset, settings=["rollout.group_size=2", "critic.warmup_iterations=0", *settings])
+    return load_config(
+        preset=preset, settings=["rollout.group_size=2", "rollout.groups=16", "critic.warmup_iterations=0", *settings]
+    )
 
 
 def test_groups_that_lost_more_than_half_are_dropped():

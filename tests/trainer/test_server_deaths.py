@@ -74,6 +74,7 @@ def test_a_run_outlives_its_server_and_plays_the_same_episodes(supervise, novice
         "rollout.instructions=none",
         "rollout.max_response_tokens=12",
         "rollout.parts=2",
+        "update.minibatch_episodes=12",
         "critic.warmup_iterations=1",
         "validation.every=2",
         "validation.episodes=4",

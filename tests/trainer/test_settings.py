@@ -84,6 +84,10 @@ def test_presets_differ_in_what_the_papers_differ_in():
         ),
         (["advantage.baseline=group"], ["gae has a baseline of its own", "advantage.baseline=none"]),
         (["advantage.kind=dr_grpo"], ["token-mean", "update.aggregation=length-limit"]),
+        (
+            ["rollout.groups=3", "rollout.group_size=4", "update.minibatch_episodes=13"],
+            ["update.minibatch_episodes: 13", "12 episodes", "at most 12"],
+        ),
         (["kl.coefficient=1", "kl.place=loss"], ["k1 in the loss", "kl.estimator=k2 or k3", "allow_k1_in_loss"]),
         (["kl.coefficient=1", "kl.estimator=k3"], ["k3 in the reward", "kl.estimator=k1"]),
         (["kl.coefficient=1", "advantage.kind=rloo"], ["never sees a penalty on tokens", "kl.place=loss"]),

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from turngym_client import Split, connect
 from turngym_trainer.checkpoint import CheckpointError, checkpoints, read_state
 from turngym_trainer.evaluate import choose_levels, wilson
 from turngym_trainer.metrics import read_metrics
-from turngym_trainer.settings import load_config, to_toml
+from turngym_trainer.settings import PRESETS, ConfigError, load_config, to_toml
 from turngym_trainer.train import RunError, resumable, train
 
 SMALL = [
@@ -289,10 +290,39 @@ def test_a_folder_that_is_no_checkpoint_says_so(novice):
         read_state(novice)
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_makes_updates(server, novice, tmp_path, preset):
+    settings = ["run.iterations=2", "validation.every=0", "checkpoint.every=2"]
+    train(small(server, novice, tmp_path / "run", *settings, preset=preset))
+    last = read_metrics(tmp_path / "run")[-1]
+    assert last["update/actor_steps"] > 0
+    assert last["update/gradient_norm"] > 0
+    assert last["update/refused"] == 0
+    newest = tmp_path / "run" / "checkpoints" / "iteration-000002"
+    model, before = (load_file(folder / "model.safetensors") for folder in (newest, novice))
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in model.items())
+
+
+def test_a_policy_that_cannot_be_read_is_told_before_the_first_update(server, tmp_path):
+    with pytest.raises(RunError) as error:
+        train(small(server, "tiny", tmp_path / "run"))
+    assert "none of 36 answers could be parsed" in str(error.value)
+    assert re.search(r"Read were for example ['\"]<think>", str(error.value))
+    assert "Warm start first (`trainer warm-start`" in str(error.value)
+    assert read_metrics(tmp_path / "run") == []
+
+
+def test_a_context_that_holds_no_turn_is_refused_before_anything_is_written(server, novice, tmp_path):
+    with pytest.raises(ConfigError, match=r"reads at most 2048 tokens, but the first turn of sokoban takes 2[0-9] for"):
+        train(small(server, novice, tmp_path / "run", "rollout.max_response_tokens=2030"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_groups_that_fare_alike_teach_grpo_nothing(server, tmp_path):
     """An untrained policy fails everywhere alike: no step is taken, and the counters say so."""
     folder = tmp_path / "run"
-    train(small(server, "tiny", folder, "run.iterations=1", "validation.every=0", "kl.coefficient=0", preset="grpo"))
+    settings = ["run.iterations=1", "validation.every=0", "kl.coefficient=0", "rollout.stop_unreadable=false"]
+    train(small(server, "tiny", folder, *settings, preset="grpo"))
     (line,) = read_metrics(folder)
     assert (line["iteration"], line["update"], line["optimiser_step"]) == (1, 0, 0)
     assert line["train/constant_groups"] == 1
@@ -302,7 +332,7 @@ def test_groups_that_fare_alike_teach_grpo_nothing(server, tmp_path):
 
 def test_the_filter_still_lets_the_critic_learn(server, tmp_path):
     folder = tmp_path / "run"
-    settings = ["run.iterations=2", "validation.every=0", "critic.warmup_iterations=0"]
+    settings = ["run.iterations=2", "validation.every=0", "critic.warmup_iterations=0", "rollout.stop_unreadable=false"]
     train(small(server, "tiny", folder, *settings))
     for line in read_metrics(folder):
         assert line["update/kept_episodes"] == 0
@@ -313,7 +343,7 @@ def test_the_filter_still_lets_the_critic_learn(server, tmp_path):
 def test_bandit_runs_on_split_all(server, tmp_path):
     folder = tmp_path / "run"
     settings = ["environment.id=bandit", "environment.split=all", "validation.split=all", "run.iterations=1"]
-    train(small(server, "tiny", folder, *settings, "validation.every=1"))
+    train(small(server, "tiny", folder, *settings, "validation.every=1", "rollout.stop_unreadable=false"))
     (line,) = read_metrics(folder)
     assert line["validation/episodes"] == 4
     assert line["train/turns"] == 1

@@ -20,6 +20,8 @@ TINY_RUN = [
     "rollout.context_turns=1",
     "rollout.instructions=none",
     "rollout.max_response_tokens=8",
+    "rollout.stop_unreadable=false",
+    "update.minibatch_episodes=4",
     "environment.max_turns=1",
     "validation.every=0",
 ]
@@ -78,6 +80,7 @@ def test_refusals_say_what_is_wrong(arguments, message, tmp_path, monkeypatch):
         (["policy.model=org/model"], ["no policy at org/model", "a folder with config.json and *.safetensors"]),
         (["environment.id=sokobann"], ["sokoban"]),
         (["environment.options={nope = 1}"], ["nope"]),
+        (["environment.max_turns=5000"], ["max_turns 5000 of sokoban", "at most 1000"]),
         (["run.server=localhost"], ["expected host:port, got 'localhost'"]),
         (["run.folder=/proc/x"], ["/proc/x cannot be written: "]),
         (["environment.id=bandit"], ["bandit: split train", "environment.split=all and validation.split=all"]),

@@ -59,6 +59,9 @@ class RolloutConfig(Section):
         default="environment", description="What a prompt says first; short: only how to answer."
     )
     prefill: str = Field(default="<think>", description="Begins every answer; prompt, not action.")
+    stop_unreadable: bool = Field(
+        default=True, description="Stop a run none of whose answers can be parsed before its first update."
+    )
     parts: Positive = Field(default=1, description="Parts of fixed membership; one decodes while others step.")
 
 

@@ -3,7 +3,9 @@
 Knows nothing of tokens, policies or updates.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,9 @@ from turngym_trainer.filter import FILTERS, Spreads, spreads
 from turngym_trainer.reward import turn_rewards
 from turngym_trainer.seeds import Place
 from turngym_trainer.trajectory import Trajectory
+
+_SHOWN: Final = 200
+"""Characters of an answer that an error shows."""
 
 
 class RunError(RuntimeError):
@@ -61,6 +66,24 @@ def grade(trajectories: tuple[Trajectory, ...], config: Config, place: Place) ->
     draws = seeds.group_uniforms(config.run.seed, place.iteration, place.attempt, spread.groups, purpose="filter")
     kept_groups = spread.groups[FILTERS[config.filter.kind](spread, config.filter, draws)]
     return Graded(whole, by_turn, rewards, groups, spread, np.isin(groups, kept_groups))
+
+
+def check_readable(trajectories: Sequence[Trajectory], config: Config) -> None:
+    """Refuses to go on with a policy that does not know the form of an answer: rewards would have nothing to go by.
+
+    Raises:
+        RunError: not one answer could be parsed.
+    """
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    if any(turn.valid_format for turn in turns):
+        return
+    read = "; ".join(repr(turn.response[:_SHOWN]) for turn in turns[:: max(1, len(turns) // 3)][:3])
+    raise RunError(
+        f"before the first update none of {len(turns)} answers could be parsed, so rewards have nothing to teach by. "
+        f"Read were for example {read}. Warm start first (`trainer warm-start`, then policy.model=ITS FOLDER); where "
+        f"answers are cut off, raise rollout.max_response_tokens (it is {config.rollout.max_response_tokens}). "
+        "rollout.stop_unreadable=false goes on nevertheless"
+    )
 
 
 def complete_groups(trajectories: tuple[Trajectory, ...], group_size: int) -> tuple[Trajectory, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from turngym_client import Client, CloseReason, Episode, EpisodeRequest, Transition, TurngymError, parse_answer
 from turngym_trainer.context import Context, Conversation, system_message
@@ -165,12 +166,7 @@ class _Player:
         return playing, lost
 
     def _chat(self, episode: Episode) -> ChatFormat:
-        system = system_message(
-            self._context.instructions,
-            episode.instructions,
-            episode.action_separator,
-            episode.limits.max_actions_per_turn,
-        )
+        system = _system(episode, self._context)
         if system not in self._chats:
             self._chats[system] = self._policy.chat_format(system)
         return self._chats[system]
@@ -246,6 +242,25 @@ class _Player:
             valid_action=outcome.action_valid,
             actions_executed=outcome.actions_executed,
         )
+
+
+def first_prompt(policy: Policy, client: Client, request: EpisodeRequest, context: Context) -> NDArray[np.int64]:
+    """Tokens that the policy would read in an episode's first turn.
+
+    Raises:
+        TurngymError: the episode cannot be started.
+    """
+    [episode] = client.reset_many([request])
+    conversation = Conversation(policy, policy.chat_format(_system(episode, context)), context)
+    conversation.show(episode.state.observation)
+    client.close_many([episode], CloseReason.ABANDONED)
+    return conversation.prompt()
+
+
+def _system(episode: Episode, context: Context) -> str:
+    return system_message(
+        context.instructions, episode.instructions, episode.action_separator, episode.limits.max_actions_per_turn
+    )
 
 
 def _trajectory(play: _Play) -> Trajectory:

@@ -39,11 +39,33 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
         "kl": {"coefficient": 0.0},
         "update": {"clip_low": 0.2, "clip_high": 0.28},
     },
+    # RAGEN's own (config/base.yaml and verl's defaults), for pretrained models.
+    "ragen": {
+        "rollout": {"groups": 8, "group_size": 16, "max_response_tokens": 400},
+        "filter": {"kind": "std", "keep": 0.25},
+        "advantage": {"kind": "gae"},
+        "critic": {"learning_rate": 1e-5, "clip": 0.5, "warmup_iterations": 0},
+        "kl": {"coefficient": 0.001, "place": "loss", "estimator": "k1", "allow_k1_in_loss": True},
+        "update": {"learning_rate": 1e-6, "minibatch_episodes": 32, "clip_low": 0.2, "clip_high": 0.28},
+    },
     "grpo": {
         "filter": {"kind": "none"},
         "advantage": {"kind": "grpo"},
         "kl": {"coefficient": 0.001, "place": "loss", "estimator": "k3"},
         "update": {"clip_low": 0.2, "clip_high": 0.2, "aggregation": "seq-mean"},
+    },
+    # An episode is one action there, so its tokens are summed and not averaged.
+    "rloo": {
+        "filter": {"kind": "none"},
+        "advantage": {"kind": "rloo"},
+        "kl": {"coefficient": 0.001, "place": "loss", "estimator": "k3"},
+        "update": {"clip_low": 0.2, "clip_high": 0.2, "aggregation": "length-limit"},
+    },
+    "reinforce_pp": {
+        "filter": {"kind": "none"},
+        "advantage": {"kind": "reinforce_pp"},
+        "kl": {"coefficient": 0.001, "place": "reward", "estimator": "k1"},
+        "update": {"clip_low": 0.2, "clip_high": 0.2},
     },
 }
 """Named sets of values. Nothing in the trainer asks which preset a run came from."""
@@ -144,6 +166,12 @@ def _faults(config: Config) -> Iterator[str]:
         yield (
             f"rollout.group_size: {config.filter.kind} filtering and {config.advantage.kind} compare the members of a "
             "group, and a group of 1 has no spread; set it to at least 2"
+        )
+    episodes = config.rollout.groups * config.rollout.group_size
+    if config.update.minibatch_episodes > episodes:
+        yield (
+            f"update.minibatch_episodes: {config.update.minibatch_episodes} is more than an iteration's {episodes} "
+            f"episodes (rollout.groups times rollout.group_size); set it to at most {episodes}, or play more"
         )
     if config.advantage.baseline == "group" and config.advantage.kind != "reinforce_pp":
         yield (

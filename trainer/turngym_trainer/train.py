@@ -35,15 +35,22 @@ from turngym_trainer.checkpoint import (
 from turngym_trainer.collapse import write_report
 from turngym_trainer.config import Config
 from turngym_trainer.evaluate import choose_levels, context_of, environment_limits, evaluate
-from turngym_trainer.grade import Graded, RunError, grade
+from turngym_trainer.grade import Graded, RunError, check_readable, grade
 from turngym_trainer.guard import Alarm, Watch, watch
 from turngym_trainer.loss import kl_penalty
 from turngym_trainer.metrics import METRICS, Number, RunLog, read_metrics
 from turngym_trainer.policy import Policy, load_policy
 from turngym_trainer.reward import lay_on_rows
-from turngym_trainer.rollout import Planned, Rollout, Sampling, collect
+from turngym_trainer.rollout import Planned, Rollout, Sampling, collect, first_prompt
 from turngym_trainer.seeds import Place
-from turngym_trainer.settings import changed_keys, config_from_tree, config_tree, load_config, to_toml
+from turngym_trainer.settings import (
+    ConfigError,
+    changed_keys,
+    config_from_tree,
+    config_tree,
+    load_config,
+    to_toml,
+)
 from turngym_trainer.signals import episode_signals, explained_variance, smooth, token_signals
 from turngym_trainer.start import connected, served_environment, take_folder
 from turngym_trainer.update import Learner, Lesson
@@ -109,9 +116,11 @@ def train(config: Config, *, resume: bool = False, observe: Observer = lambda me
 
     Raises:
         RunError: the folder holds a run and `resume` is False, or holds none and it is True; settings changed; an
-            iteration lost all its episodes; or the guard stopped the run.
+            iteration lost all its episodes; no answer before the first update could be parsed; or the guard stopped
+            the run.
         PolicyError: the policy cannot be loaded.
-        ConfigError: a split is not served, an address is none, or the folder cannot be written.
+        ConfigError: a split is not served, an address is none, the folder cannot be written, or a turn does not fit
+            the policy's context.
         CheckpointError: the newest checkpoint cannot be used, or not with this environment.
         TurngymError: the server cannot be used.
 
@@ -138,6 +147,8 @@ def _train(config: Config, *, resume: bool, observe: Observer) -> Path:
             rollout = roll_out(run, iteration)
             collected = time.perf_counter()
 
+            if run.progress.update == 0 and config.rollout.stop_unreadable:
+                check_readable(rollout.trajectories, config)
             graded = grade(rollout.trajectories, config, place)
             learnt = learn(run.learner, graded, config, place)
             updated = time.perf_counter()
@@ -183,19 +194,7 @@ def roll_out(run: Run, iteration: int) -> Rollout:
     config = run.config
     seed, attempt = config.run.seed, run.progress.attempt
     plan = [
-        Planned(
-            EpisodeRequest(
-                environment_id=config.environment.id,
-                options=config.environment.options,
-                limits=environment_limits(config.environment),
-                split=Split(config.environment.split),
-                level_seed=seeds.level_seed(seed, iteration, attempt, group),
-                noise_seed=seeds.noise_seed(seed, iteration, attempt, group, member),
-                expected_version=run.environment.version,
-            ),
-            group=group,
-            member=member,
-        )
+        planned(config, Place(iteration, attempt), group, member, version=run.environment.version)
         for group in range(config.rollout.groups)
         for member in range(config.rollout.group_size)
     ]
@@ -216,6 +215,23 @@ def roll_out(run: Run, iteration: int) -> Rollout:
             "Nothing was learnt from it; see to the server and resume"
         )
     return rollout
+
+
+def planned(config: Config, place: Place, group: int, member: int, *, version: str) -> Planned:
+    """An episode of a run, with the seeds that its place decides."""
+    return Planned(
+        EpisodeRequest(
+            environment_id=config.environment.id,
+            options=config.environment.options,
+            limits=environment_limits(config.environment),
+            split=Split(config.environment.split),
+            level_seed=seeds.level_seed(config.run.seed, place.iteration, place.attempt, group),
+            noise_seed=seeds.noise_seed(config.run.seed, place.iteration, place.attempt, group, member),
+            expected_version=version,
+        ),
+        group=group,
+        member=member,
+    )
 
 
 def learn(learner: Learner, graded: Graded, config: Config, place: Place) -> dict[str, Number]:
@@ -406,6 +422,7 @@ def _open_run(config: Config, *, resume: bool) -> Generator[Run]:
         if state is not None:
             check_same_environment(state.environment, environment)
             _tell_other_versions(state)
+        _check_room(policy, client, config, environment)
         progress = state.progress if state else Progress()
         levels: list[int] = []
         if config.validation.every:
@@ -426,6 +443,19 @@ def _open_run(config: Config, *, resume: bool) -> Generator[Run]:
 def _ceiling(served: EnvironmentInfo, config: Config) -> float | None:
     split = served.splits.get(Split(config.validation.split))
     return split.ceiling.value if split is not None and split.ceiling is not None else None
+
+
+def _check_room(policy: Policy, client: Client, config: Config, environment: EnvironmentIdentity) -> None:
+    """Refuses a context that does not hold one turn, by the first turn of the first episode."""
+    first = planned(config, Place(1), 0, 0, version=environment.version)
+    prompt = first_prompt(policy, client, first.request, context_of(config))
+    answer = config.rollout.max_response_tokens
+    if len(prompt) + answer > policy.max_positions:
+        raise ConfigError(
+            f"rollout.max_response_tokens: {config.policy.model} reads at most {policy.max_positions} tokens, but the "
+            f"first turn of {environment.id} takes {len(prompt)} for the prompt and up to {answer} for the answer; "
+            "lower it, set rollout.instructions=short, or take a policy with a longer context"
+        )
 
 
 def _check_folder(folder: Path, config: Config, *, resume: bool) -> None:
