@@ -42,7 +42,7 @@ from turngym_client.messages import (
     transition_from_pb,
 )
 from turngym_client.session import Session, start
-from turngym_client.transport import SHORT_DEADLINE, Pool, Server, matched
+from turngym_client.transport import MAX_BATCH_BYTES, SHORT_DEADLINE, Pool, Server, matched
 from turngym_client.types import (
     Advice,
     CloseReason,
@@ -527,7 +527,7 @@ async def close_all(pool: Pool, episodes: Iterable[AsyncEpisode], reason: CloseR
             *(
                 _close_sessions(server, chunk, reason)
                 for server, ids in by_server.items()
-                for chunk in _chunks(ids, server.max_batch_items())
+                for chunk in _chunks(ids, server.max_batch_items(), len)
             )
         )
 
@@ -578,11 +578,25 @@ def _spread(items: Sequence[pb.ResetItem], servers: Sequence[Server]) -> list[tu
         server = min(load, key=load.__getitem__)
         load[server] += 1
         by_server[server].append(item)
-    return [(server, chunk) for server, mine in by_server.items() for chunk in _chunks(mine, server.max_batch_items())]
+    return [
+        (server, chunk)
+        for server, mine in by_server.items()
+        for chunk in _chunks(mine, server.max_batch_items(), pb.ResetItem.ByteSize)
+    ]
 
 
-def _chunks(items: Sequence[ResultT], most: int) -> list[Sequence[ResultT]]:
-    return [items[first : first + most] for first in range(0, len(items), most)]
+def _chunks(items: Sequence[ResultT], most: int, size: Callable[[ResultT], int]) -> list[Sequence[ResultT]]:
+    """The items in order, at most so many and MAX_BATCH_BYTES together; a larger one alone."""
+    chunks: list[list[ResultT]] = []
+    left = 0
+    for item in items:
+        its = size(item)
+        if not chunks or len(chunks[-1]) == most or its > left:
+            chunks.append([])
+            left = MAX_BATCH_BYTES
+        chunks[-1].append(item)
+        left -= its
+    return [*chunks]
 
 
 async def _gather(calls: Iterable[Coroutine[object, object, ResultT]]) -> list[ResultT | TurngymError]:

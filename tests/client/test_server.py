@@ -239,6 +239,12 @@ def test_closing_ends_another_threads_wait():
     assert len(raised) == 1
 
 
+def test_resets_that_are_large_together_are_several_calls(client):
+    requests = [EpisodeRequest(environment_id="sokoban", options={"note": "x" * 60_000}) for _ in range(400)]
+    errors = client.reset_many(requests, return_exceptions=True)
+    assert {error.reason for error in errors} == {"INVALID_OPTIONS"}
+
+
 def test_concurrent_steps_leave_in_few_requests(server):
     async def count():
         async with aconnect(server.address) as client:
