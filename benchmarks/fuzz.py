@@ -594,13 +594,13 @@ class Kind:
 
 
 KINDS: Final[Mapping[str, Kind]] = {
-    "requests": Kind(run_requests, 60_000),
+    "requests": Kind(run_requests, 200_000),
     # A front has no StepStream: clients take it to the workers.
     "front": Kind(run_requests, 9_000, ("--workers", "2"), [rpc for rpc in RPCS if rpc != STREAM]),
     "access": Kind(run_access, 9_000, tls=True, tokens=True),
     "bytes": Kind(run_bytes, 9_000),
     "tls": Kind(run_bytes, 9_000, tls=True),
-    "actions": Kind(run_actions, 30_000),
+    "actions": Kind(run_actions, 50_000),
 }
 
 
