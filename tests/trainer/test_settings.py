@@ -82,6 +82,10 @@ def test_presets_differ_in_what_the_papers_differ_in():
             ["rollout.group_size=1", "filter.kind=none", "advantage.kind=reinforce_pp", "advantage.baseline=group"],
             ["rollout.group_size", "reinforce_pp", "at least 2"],
         ),
+        (
+            ["rollout.group_size=1", "rollout.groups=32", "filter.kind=none", "rollout.refills=1"],
+            ["rollout.refills", "rollout.group_size to 2"],
+        ),
         (["advantage.baseline=group"], ["gae has a baseline of its own", "advantage.baseline=none"]),
         (["advantage.kind=dr_grpo"], ["token-mean", "update.aggregation=length-limit"]),
         (

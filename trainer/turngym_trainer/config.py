@@ -50,6 +50,9 @@ class PolicyConfig(Section):
 class RolloutConfig(Section):
     groups: Positive = Field(default=8, description="P: level seeds an iteration.")
     group_size: Positive = Field(default=16, description="N: episodes of each level seed.")
+    refills: NotNegative = Field(
+        default=0, description="Most times an iteration that other levels are played for groups that fared alike."
+    )
     temperature: Rate = Field(default=1.0, description="Of sampling; the update divides its logits by the same.")
     top_p: float = Field(default=1.0, description="Must be 1: the update could not reproduce the probabilities.")
     top_k: int = Field(default=0, description="Must be 0 (off), for the same reason.")

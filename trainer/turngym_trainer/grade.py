@@ -59,13 +59,24 @@ def grade(trajectories: tuple[Trajectory, ...], config: Config, place: Place) ->
         )
     by_turn = tuple(turn_rewards(trajectory, config.reward) for trajectory in whole)
     rewards = np.array([of_turns.sum() for of_turns in by_turn], dtype=np.float64)
-    task = np.array([trajectory.environment_return for trajectory in whole], dtype=np.float64)
     groups = np.array([trajectory.group for trajectory in whole], dtype=np.int64)
-    environments = tuple(trajectory.environment for trajectory in whole)
-    spread = spreads(rewards if config.filter.on == "reward" else task, groups, environments)
+    spread = spread_of(whole, config)
     draws = seeds.group_uniforms(config.run.seed, place.iteration, place.attempt, spread.groups, purpose="filter")
     kept_groups = spread.groups[FILTERS[config.filter.kind](spread, config.filter, draws)]
     return Graded(whole, by_turn, rewards, groups, spread, np.isin(groups, kept_groups))
+
+
+def spread_of(trajectories: Sequence[Trajectory], config: Config) -> Spreads:
+    """How episodes of complete groups fared within each, by what `filter.on` says."""
+    returns = [
+        turn_rewards(trajectory, config.reward).sum() if config.filter.on == "reward" else trajectory.environment_return
+        for trajectory in trajectories
+    ]
+    return spreads(
+        np.array(returns, dtype=np.float64),
+        np.array([trajectory.group for trajectory in trajectories], dtype=np.int64),
+        tuple(trajectory.environment for trajectory in trajectories),
+    )
 
 
 def check_readable(trajectories: Sequence[Trajectory], config: Config) -> None:
@@ -86,7 +97,7 @@ def check_readable(trajectories: Sequence[Trajectory], config: Config) -> None:
     )
 
 
-def complete_groups(trajectories: tuple[Trajectory, ...], group_size: int) -> tuple[Trajectory, ...]:
+def complete_groups(trajectories: Sequence[Trajectory], group_size: int) -> tuple[Trajectory, ...]:
     """Episodes of groups that have at least half of their members, and at least one turn each."""
     played = [trajectory for trajectory in trajectories if trajectory.turns]
     members: dict[int, int] = {}

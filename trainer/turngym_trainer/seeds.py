@@ -1,7 +1,8 @@
 """Every random draw of a run, as a function of where it falls. Nothing draws from a stream, so nothing must be saved.
 
 A draw is named by (purpose, run seed, iteration, attempt, group, member, turn, token). `attempt` counts the rollbacks
-of a guard: it salts every seed, so a run that was rolled back does not repeat what went wrong. `purpose` keeps
+of a guard: it salts every seed, so a run that was rolled back does not repeat what went wrong. Rounds that refill an
+iteration's groups are counted with it (`sample.round_place`), so they play other levels. `purpose` keeps
 training, validation and the warm start from meeting each other's levels and noise by accident of numbering.
 """
 

@@ -162,6 +162,8 @@ def _faults(config: Config) -> Iterator[str]:
             "use top_p=1.0 and top_k=0, and shape the distribution by rollout.temperature"
         )
     compares_members = estimator.compares_members or config.advantage.baseline == "group"
+    if config.rollout.group_size < 2 and config.rollout.refills:
+        yield "rollout.refills: a group of 1 has no spread, so all would be played again; set rollout.group_size to 2"
     if config.rollout.group_size < 2 and (config.filter.kind != "none" or compares_members):
         yield (
             f"rollout.group_size: {config.filter.kind} filtering and {config.advantage.kind} compare the members of a "

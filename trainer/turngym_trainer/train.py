@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from turngym_client import Client, EnvironmentInfo, EpisodeRequest, Split
-from turngym_trainer import seeds
+from turngym_client import Client, EnvironmentInfo, Split
 from turngym_trainer.advantage import ADVANTAGES, Episodes, whiten
 from turngym_trainer.batch import lay_out
 from turngym_trainer.checkpoint import (
@@ -34,14 +33,15 @@ from turngym_trainer.checkpoint import (
 )
 from turngym_trainer.collapse import write_report
 from turngym_trainer.config import Config
-from turngym_trainer.evaluate import choose_levels, context_of, environment_limits, evaluate
+from turngym_trainer.evaluate import choose_levels, context_of, evaluate
 from turngym_trainer.grade import Graded, RunError, check_readable, grade
 from turngym_trainer.guard import Alarm, Watch, watch
 from turngym_trainer.loss import kl_penalty
 from turngym_trainer.metrics import METRICS, Number, RunLog, read_metrics
 from turngym_trainer.policy import Policy, load_policy
 from turngym_trainer.reward import lay_on_rows
-from turngym_trainer.rollout import Planned, Rollout, Sampling, collect, first_prompt
+from turngym_trainer.rollout import first_prompt
+from turngym_trainer.sample import planned, roll_out
 from turngym_trainer.seeds import Place
 from turngym_trainer.settings import (
     ConfigError,
@@ -144,7 +144,7 @@ def _train(config: Config, *, resume: bool, observe: Observer) -> Path:
             place = Place(iteration, run.progress.attempt)
             began = time.perf_counter()
 
-            rollout = roll_out(run, iteration)
+            rollout = roll_out(run.learner.policy, run.client, config, place, version=run.environment.version)
             collected = time.perf_counter()
 
             if run.progress.update == 0 and config.rollout.stop_unreadable:
@@ -159,7 +159,9 @@ def _train(config: Config, *, resume: bool, observe: Observer) -> Path:
             metrics = {
                 **episode_signals(graded.trajectories, graded.rewards, graded.spread),
                 "train/lost": len(rollout.lost),
-                "train/dropped": len(rollout.trajectories) - len(graded.trajectories),
+                "train/dropped": rollout.dropped + len(rollout.trajectories) - len(graded.trajectories),
+                "train/rounds": rollout.rounds,
+                "train/refilled_groups": rollout.refilled,
                 **learnt,
                 **validated,
             }
@@ -183,55 +185,6 @@ def _train(config: Config, *, resume: bool, observe: Observer) -> Path:
             if alarms:
                 _act(run, alarms, graded)
         return checkpoints(run.folder / CHECKPOINTS)[-1]
-
-
-def roll_out(run: Run, iteration: int) -> Rollout:
-    """Plays P level seeds × N episodes, each with its own noise seed.
-
-    Raises:
-        RunError: every episode was lost.
-    """
-    config = run.config
-    seed, attempt = config.run.seed, run.progress.attempt
-    plan = [
-        planned(config, Place(iteration, attempt), group, member, version=run.environment.version)
-        for group in range(config.rollout.groups)
-        for member in range(config.rollout.group_size)
-    ]
-    rollout = collect(
-        run.learner.policy,
-        run.client,
-        plan,
-        context=context_of(config),
-        sampling=Sampling(config.rollout.max_response_tokens, config.rollout.temperature),
-        uniforms=lambda group, member, turn, count: seeds.token_uniforms(
-            seed, iteration, attempt, group, member, turn, count
-        ),
-        parts=config.rollout.parts,
-    )
-    if not rollout.trajectories:
-        raise RunError(
-            f"iteration {iteration}: all {len(plan)} episodes were lost, the first to: {rollout.lost[0].error}. "
-            "Nothing was learnt from it; see to the server and resume"
-        )
-    return rollout
-
-
-def planned(config: Config, place: Place, group: int, member: int, *, version: str) -> Planned:
-    """An episode of a run, with the seeds that its place decides."""
-    return Planned(
-        EpisodeRequest(
-            environment_id=config.environment.id,
-            options=config.environment.options,
-            limits=environment_limits(config.environment),
-            split=Split(config.environment.split),
-            level_seed=seeds.level_seed(config.run.seed, place.iteration, place.attempt, group),
-            noise_seed=seeds.noise_seed(config.run.seed, place.iteration, place.attempt, group, member),
-            expected_version=version,
-        ),
-        group=group,
-        member=member,
-    )
 
 
 def learn(learner: Learner, graded: Graded, config: Config, place: Place) -> dict[str, Number]:

@@ -1,0 +1,151 @@
+"""The episodes of an iteration: P level seeds × N members, and other levels in place of groups that fared alike.
+
+Refilling is DAPO's dynamic sampling (arXiv 2503.14476, section 3.2), by rounds: a round plays all groups that are
+wanting side by side. Knows nothing of updates.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from turngym_client import Client, EpisodeRequest, Split
+from turngym_trainer import seeds
+from turngym_trainer.config import Config
+from turngym_trainer.evaluate import context_of, environment_limits
+from turngym_trainer.grade import RunError, complete_groups, spread_of
+from turngym_trainer.policy import Policy
+from turngym_trainer.rollout import Lost, Planned, Rollout, Sampling, collect
+from turngym_trainer.seeds import Place
+from turngym_trainer.trajectory import Trajectory
+
+Groups = Mapping[int, tuple[Trajectory, ...]]
+"""Episodes by group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What an iteration played.
+
+    Attributes:
+        trajectories: finished episodes, by group and member; of each group those of the round that counts.
+        lost: episodes that infrastructure took, in all rounds.
+        dropped: finished episodes of groups that lost too many members and were played again.
+        rounds: 1, and those that refilled.
+        refilled: groups that were played again, in all rounds.
+        waiting_seconds: see `Rollout`.
+    """
+
+    trajectories: tuple[Trajectory, ...]
+    lost: tuple[Lost, ...]
+    dropped: int
+    rounds: int
+    refilled: int
+    waiting_seconds: float
+
+
+def roll_out(policy: Policy, client: Client, config: Config, place: Place, *, version: str) -> Sample:
+    """Plays P level seeds × N episodes, each with its own noise seed, and refills at most `rollout.refills` times.
+
+    A group is refilled where its members fared alike, or where it lost more than half of them. Those that are wanting
+    after the last round stay as they are.
+
+    Args:
+        policy: its weights do not change meanwhile.
+        client: connected to the server.
+        config: the run's.
+        place: the iteration's.
+        version: of the environment, which must not change.
+
+    Raises:
+        RunError: every episode of the first round was lost.
+    """
+    groups: Groups = {}
+    lost: list[Lost] = []
+    wanting: Sequence[int] = range(config.rollout.groups)
+    rounds = refilled = dropped = 0
+    waiting_seconds = 0.0
+    while wanting and rounds <= config.rollout.refills:
+        played = _play(policy, client, config, round_place(place, rounds, config), wanting, version=version)
+        if not rounds and not played.trajectories:
+            raise RunError(
+                f"iteration {place.iteration}: all {len(played.lost)} episodes were lost, the first to: "
+                f"{played.lost[0].error}. Nothing was learnt from it; see to the server and resume"
+            )
+        refilled += len(wanting) if rounds else 0
+        rounds += 1
+        lost += played.lost
+        waiting_seconds += played.waiting_seconds
+        groups, replaced = refill(groups, played.trajectories, config.rollout.group_size)
+        dropped += replaced
+        wanting = wanting_groups(groups, config)
+    trajectories = tuple(trajectory for group in sorted(groups) for trajectory in groups[group])
+    return Sample(trajectories, tuple(lost), dropped, rounds, refilled, waiting_seconds)
+
+
+def round_place(place: Place, number: int, config: Config) -> Place:
+    """The place of a round (from 0): attempts are numbered on over the rounds of every rollback, so none repeats."""
+    return Place(place.iteration, place.attempt * (1 + config.rollout.refills) + number)
+
+
+def wanting_groups(groups: Groups, config: Config) -> list[int]:
+    """Groups that are constant, lost more than half of their members, or are missing, ascending."""
+    whole = complete_groups([each for of in groups.values() for each in of], config.rollout.group_size)
+    spread = spread_of(whole, config)
+    sound = set(spread.groups[~spread.constant].tolist())
+    return [group for group in range(config.rollout.groups) if group not in sound]
+
+
+def refill(groups: Groups, played: Collection[Trajectory], group_size: int) -> tuple[Groups, int]:
+    """Puts what a round played in place of what was there, unless that is complete and the new group is not.
+
+    Returns:
+        The groups, and how many finished episodes of incomplete groups have gone.
+    """
+    merged, dropped = dict(groups), 0
+    for group in sorted({trajectory.group for trajectory in played}):
+        new = tuple(trajectory for trajectory in played if trajectory.group == group)
+        old = groups.get(group, ())
+        kept, gone = (old, new) if _is_complete(old, group_size) and not _is_complete(new, group_size) else (new, old)
+        merged[group] = kept
+        dropped += 0 if _is_complete(gone, group_size) else len(gone)
+    return merged, dropped
+
+
+def _is_complete(members: tuple[Trajectory, ...], group_size: int) -> bool:
+    return bool(complete_groups(members, group_size))
+
+
+def planned(config: Config, place: Place, group: int, member: int, *, version: str) -> Planned:
+    """An episode of a run, with the seeds that its place decides."""
+    return Planned(
+        EpisodeRequest(
+            environment_id=config.environment.id,
+            options=config.environment.options,
+            limits=environment_limits(config.environment),
+            split=Split(config.environment.split),
+            level_seed=seeds.level_seed(config.run.seed, place.iteration, place.attempt, group),
+            noise_seed=seeds.noise_seed(config.run.seed, place.iteration, place.attempt, group, member),
+            expected_version=version,
+        ),
+        group=group,
+        member=member,
+    )
+
+
+def _play(
+    policy: Policy, client: Client, config: Config, place: Place, groups: Sequence[int], *, version: str
+) -> Rollout:
+    return collect(
+        policy,
+        client,
+        [
+            planned(config, place, group, member, version=version)
+            for group in groups
+            for member in range(config.rollout.group_size)
+        ],
+        context=context_of(config),
+        sampling=Sampling(config.rollout.max_response_tokens, config.rollout.temperature),
+        uniforms=lambda group, member, turn, count: seeds.token_uniforms(
+            config.run.seed, place.iteration, place.attempt, group, member, turn, count
+        ),
+        parts=config.rollout.parts,
+    )
