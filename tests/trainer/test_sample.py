@@ -85,7 +85,9 @@ def test_rounds_of_all_rollbacks_have_attempts_of_their_own():
 
 def sample(server, novice, config, place):
     with connect(server) as client:
-        return roll_out(load_policy(str(novice)), client, config, place, version="")
+        return roll_out(
+            load_policy(str(novice)), client, config, place, version="", max_turns=config.environment.max_turns
+        )
 
 
 def test_rounds_go_on_until_no_group_is_wanting_or_the_cap(server, novice):

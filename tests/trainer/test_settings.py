@@ -54,6 +54,11 @@ def test_presets_differ_in_what_the_papers_differ_in():
 @pytest.mark.parametrize(
     ("settings", "messages"),
     [
+        (["horizon.turns=[3, 2]"], ["horizon.turns: [3, 2] does not grow from phase to phase", "ascending"]),
+        (["horizon.turns=[2, 2]"], ["horizon.turns: [2, 2] does not grow"]),
+        (["horizon.turns=[2, 3]", "horizon.until=validation", "validation.every=0"], ["no phase would end"]),
+        (["update.warmup_iterations=100"], ["update.warmup_iterations: 100 of 100 iterations would never reach"]),
+        (["guard.on_alarm=rollback", "validation.every=20"], ["checkpoint.keep: a fall of success", "at least 8"]),
         (["rollout.group=3"], ["unknown setting 'rollout.group'", "did you mean 'rollout.groups'"]),
         (["rolout.groups=3"], ["unknown setting 'rolout'", "did you mean 'rollout'"]),
         (["update.temperature=1"], ["unknown setting 'update.temperature'", "'rollout.temperature'"]),

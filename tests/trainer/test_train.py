@@ -469,3 +469,44 @@ def test_rollbacks_end(server, novice, tmp_path):
     with pytest.raises(RunError, match="stopped by the guard"):
         train(config)
     assert [alarm["attempt"] for alarm in alarms(tmp_path / "run")] == [0, 1]
+
+
+PHASES = [
+    "run.iterations=5",
+    "checkpoint.every=1",
+    "validation.every=1",
+    "diagnostics.every=2",
+    "update.schedule=cosine",
+]
+PHASED = {
+    "by iterations": ["horizon.turns=[1, 2, 3]", "horizon.iterations=2"],
+    "by validation": ["horizon.turns=[1, 2, 3]", "horizon.until=validation", "horizon.patience=1"],
+}
+
+
+@pytest.mark.parametrize("until", PHASED)
+def test_a_run_of_phases_resumes_as_exactly_in_each_and_between_them(server, novice, tmp_path, until):
+    settings = [*PHASES, *PHASED[until]]
+    train(small(server, novice, tmp_path / "whole", *settings, preset="grpo"))
+    lines = read_metrics(tmp_path / "whole")
+    turns = [line["train/max_turns"] for line in lines]
+    assert turns[0] == 1
+    assert turns == ([1, 1, 2, 2, 3] if until == "by iterations" else sorted(turns))
+    assert turns[-1] > 1
+    assert all(line["train/turns"] <= line["train/max_turns"] for line in lines)
+    assert [line["iteration"] for line in lines if "template/retrieval" in line] == [2, 4, 5]
+    folder = tmp_path / "cut"
+    config = small(server, novice, folder, *settings, preset="grpo")
+    # At the end of each iteration, so also between two phases.
+    for iteration in range(1, 5):
+        with pytest.raises(Interruption):
+            train(config, resume=iteration > 1, observe=stop_at(iteration))
+    train(resumable(folder, []), resume=True)
+    assert_same_run(folder, tmp_path / "whole")
+
+
+def test_phases_of_more_turns_than_validations_play_are_refused(server, novice, tmp_path):
+    config = small(server, novice, tmp_path / "run", "horizon.turns=[2, 4]")
+    with pytest.raises(ConfigError, match="the last phase has 4 turns, validations and the environment 3"):
+        train(config)
+    assert not (tmp_path / "run").exists()

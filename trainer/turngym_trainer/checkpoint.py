@@ -62,6 +62,7 @@ class Progress:
         attempt: rollbacks so far.
         averages: moving averages of the signals.
         seen: by the guard, as plain data; see `guard.Watch`.
+        phase: among those of the horizon, as plain data; see `schedule.Phase`.
         sizes: bytes of the run's files up to here.
     """
 
@@ -72,6 +73,7 @@ class Progress:
     attempt: int = 0
     averages: dict[str, float] = field(default_factory=dict[str, float])
     seen: dict[str, object] = field(default_factory=dict[str, object])
+    phase: dict[str, object] = field(default_factory=dict[str, object])
     sizes: dict[str, int] = field(default_factory=dict[str, int])
 
 

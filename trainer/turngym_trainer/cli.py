@@ -16,11 +16,12 @@ from turngym.command import run_command
 from turngym_client import Split, TurngymError
 from turngym_trainer.checkpoint import TRAINING, CheckpointError, read_state
 from turngym_trainer.evaluate import choose_levels, evaluate
+from turngym_trainer.grade import RunError
 from turngym_trainer.metrics import Number
 from turngym_trainer.policy import PolicyError, load_policy
 from turngym_trainer.settings import PRESETS, ConfigError, load_config, settings_table
 from turngym_trainer.start import connected, served_environment
-from turngym_trainer.train import RunError, resumable, train
+from turngym_trainer.train import resumable, train
 from turngym_trainer.warm_start import REPORT, Check, WarmStartError, warm_start
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="StarPO-S training of LLM agents.")

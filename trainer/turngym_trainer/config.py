@@ -122,9 +122,10 @@ class KlConfig(Section):
 
 class UpdateConfig(Section):
     learning_rate: Rate = Field(default=1e-4, description="The actor's. Pretrained models: 1e-6.")
-    schedule: Literal["constant", "linear"] = Field(
-        default="constant", description="linear: to 0 at the last iteration."
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="linear, cosine: as if to 0 after the last iteration."
     )
+    warmup_iterations: NotNegative = Field(default=0, description="First iterations, over which the rates rise.")
     weight_decay: Weight = Field(default=0.0, description="AdamW's, actor and critic.")
     epochs: Positive = Field(default=1, description="Passes over the same batch.")
     minibatch_episodes: Positive = Field(default=32, description="Most episodes of one optimiser step.")
@@ -144,6 +145,23 @@ class UpdateConfig(Section):
     old_logprobs: Literal["sampled", "recomputed"] = Field(
         default="sampled", description="recomputed: once an iteration by the trainer; needed unless float32."
     )
+
+
+class HorizonConfig(Section):
+    turns: tuple[Positive, ...] = Field(
+        default=(), description="Turns an episode may have, phase by phase (ScalingInter-RL); none: environment's."
+    )
+    until: Literal["iterations", "validation"] = Field(
+        default="iterations", description="What ends a phase; validation: that its success rises no more."
+    )
+    iterations: Positive = Field(default=100, description="Of each phase but the last.")
+    patience: Positive = Field(default=3, description="Validations in a row without a rise that end a phase.")
+
+
+class DiagnosticsConfig(Section):
+    every: NotNegative = Field(default=0, description="Iterations between looks for template collapse; 0: never.")
+    prompts: int = Field(default=8, ge=2, description="First prompts that reasoning is scored under.")
+    samples: Positive = Field(default=8, description="Most answers to each of them.")
 
 
 class ValidationConfig(Section):
@@ -194,7 +212,9 @@ class Config(Section):
     critic: CriticConfig = CriticConfig()
     kl: KlConfig = KlConfig()
     update: UpdateConfig = UpdateConfig()
+    horizon: HorizonConfig = HorizonConfig()
     validation: ValidationConfig = ValidationConfig()
+    diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     warm_start: WarmStartConfig = WarmStartConfig()

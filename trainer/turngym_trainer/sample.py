@@ -5,7 +5,7 @@ wanting side by side. Knows nothing of updates.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turngym_client import Client, EpisodeRequest, Split
 from turngym_trainer import seeds
@@ -42,7 +42,7 @@ class Sample:
     waiting_seconds: float
 
 
-def roll_out(policy: Policy, client: Client, config: Config, place: Place, *, version: str) -> Sample:
+def roll_out(policy: Policy, client: Client, config: Config, place: Place, *, version: str, max_turns: int) -> Sample:
     """Plays P level seeds × N episodes, each with its own noise seed, and refills at most `rollout.refills` times.
 
     A group is refilled where its members fared alike, or where it lost more than half of them. Those that are wanting
@@ -54,6 +54,7 @@ def roll_out(policy: Policy, client: Client, config: Config, place: Place, *, ve
         config: the run's.
         place: the iteration's.
         version: of the environment, which must not change.
+        max_turns: of an episode; 0: the environment's default.
 
     Raises:
         RunError: every episode of the first round was lost.
@@ -64,7 +65,15 @@ def roll_out(policy: Policy, client: Client, config: Config, place: Place, *, ve
     rounds = refilled = dropped = 0
     waiting_seconds = 0.0
     while wanting and rounds <= config.rollout.refills:
-        played = _play(policy, client, config, round_place(place, rounds, config), wanting, version=version)
+        played = _play(
+            policy,
+            client,
+            config,
+            round_place(place, rounds, config),
+            wanting,
+            version=version,
+            max_turns=max_turns,
+        )
         if not rounds and not played.trajectories:
             raise RunError(
                 f"iteration {place.iteration}: all {len(played.lost)} episodes were lost, the first to: "
@@ -114,13 +123,13 @@ def _is_complete(members: tuple[Trajectory, ...], group_size: int) -> bool:
     return bool(complete_groups(members, group_size))
 
 
-def planned(config: Config, place: Place, group: int, member: int, *, version: str) -> Planned:
+def planned(config: Config, place: Place, group: int, member: int, *, version: str, max_turns: int) -> Planned:
     """An episode of a run, with the seeds that its place decides."""
     return Planned(
         EpisodeRequest(
             environment_id=config.environment.id,
             options=config.environment.options,
-            limits=environment_limits(config.environment),
+            limits=replace(environment_limits(config.environment), max_turns=max_turns),
             split=Split(config.environment.split),
             level_seed=seeds.level_seed(config.run.seed, place.iteration, place.attempt, group),
             noise_seed=seeds.noise_seed(config.run.seed, place.iteration, place.attempt, group, member),
@@ -132,13 +141,20 @@ def planned(config: Config, place: Place, group: int, member: int, *, version: s
 
 
 def _play(
-    policy: Policy, client: Client, config: Config, place: Place, groups: Sequence[int], *, version: str
+    policy: Policy,
+    client: Client,
+    config: Config,
+    place: Place,
+    groups: Sequence[int],
+    *,
+    version: str,
+    max_turns: int,
 ) -> Rollout:
     return collect(
         policy,
         client,
         [
-            planned(config, place, group, member, version=version)
+            planned(config, place, group, member, version=version, max_turns=max_turns)
             for group in groups
             for member in range(config.rollout.group_size)
         ],

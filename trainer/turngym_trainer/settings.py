@@ -204,6 +204,16 @@ def _faults(config: Config) -> Iterator[str]:
             f"iterations, and the {config.checkpoint.keep} checkpoints kept reach back {reach}; set it to at least "
             f"{-(-4 * config.validation.every // config.checkpoint.every)}, or guard.on_alarm=warn"
         )
+    turns = config.horizon.turns
+    if list(turns) != sorted(set(turns)):
+        yield f"horizon.turns: {list(turns)} does not grow from phase to phase; give ascending numbers, as [10, 20, 30]"
+    if len(turns) > 1 and config.horizon.until == "validation" and not config.validation.every:
+        yield "horizon.until: without validations no phase would end; set validation.every, or horizon.until=iterations"
+    if config.update.warmup_iterations >= config.run.iterations:
+        yield (
+            f"update.warmup_iterations: {config.update.warmup_iterations} of {config.run.iterations} iterations would "
+            "never reach the learning rate; set it under run.iterations"
+        )
     if config.update.dual_clip <= 1.0 + config.update.clip_high:
         yield (
             f"update.dual_clip: {config.update.dual_clip} must be over 1 + clip_high = {1 + config.update.clip_high}, "
@@ -274,17 +284,18 @@ def _merged(under: Tree, over: Mapping[str, object]) -> Tree:
 
 
 def _lists_as_tuples(value: Mapping[str, object]) -> Tree:
-    """Servers may be one string or a list; strict validation wants the tuple that the tree holds."""
+    """Servers and phases may be one value or a list; strict validation wants the tuple that the tree holds."""
     tree = dict(value)
-    run = tree.get("run")
-    if isinstance(run, Mapping):
-        run = dict(cast(Mapping[str, object], run))
-        server = run.get("server")
-        if isinstance(server, str):
-            run["server"] = (server,)
-        elif isinstance(server, list):
-            run["server"] = tuple(cast(list[object], server))
-        tree["run"] = run
+    for name, key, kind in (("run", "server", str), ("horizon", "turns", int)):
+        section = tree.get(name)
+        if isinstance(section, Mapping):
+            section = dict(cast(Mapping[str, object], section))
+            given = section.get(key)
+            if isinstance(given, kind) and not isinstance(given, bool):
+                section[key] = (given,)
+            elif isinstance(given, list):
+                section[key] = tuple(cast(list[object], given))
+            tree[name] = section
     return tree
 
 

@@ -42,6 +42,7 @@ from turngym_trainer.policy import Policy, load_policy
 from turngym_trainer.reward import lay_on_rows
 from turngym_trainer.rollout import first_prompt
 from turngym_trainer.sample import planned, roll_out
+from turngym_trainer.schedule import Phase, after_validation, turns_at
 from turngym_trainer.seeds import Place
 from turngym_trainer.settings import (
     ConfigError,
@@ -53,6 +54,7 @@ from turngym_trainer.settings import (
 )
 from turngym_trainer.signals import episode_signals, explained_variance, smooth, token_signals
 from turngym_trainer.start import connected, served_environment, take_folder
+from turngym_trainer.template import template_signs
 from turngym_trainer.update import Learner, Lesson
 
 _LOG = logging.getLogger(__name__)
@@ -144,12 +146,23 @@ def _train(config: Config, *, resume: bool, observe: Observer) -> Path:
             place = Place(iteration, run.progress.attempt)
             began = time.perf_counter()
 
-            rollout = roll_out(run.learner.policy, run.client, config, place, version=run.environment.version)
+            max_turns = turns_at(
+                config.horizon, iteration, Phase.from_plain(run.progress.phase), config.environment.max_turns
+            )
+            rollout = roll_out(
+                run.learner.policy,
+                run.client,
+                config,
+                place,
+                version=run.environment.version,
+                max_turns=max_turns,
+            )
             collected = time.perf_counter()
 
             if run.progress.update == 0 and config.rollout.stop_unreadable:
                 check_readable(rollout.trajectories, config)
             graded = grade(rollout.trajectories, config, place)
+            template = _template(run, graded, iteration)
             learnt = learn(run.learner, graded, config, place)
             updated = time.perf_counter()
 
@@ -162,6 +175,8 @@ def _train(config: Config, *, resume: bool, observe: Observer) -> Path:
                 "train/dropped": rollout.dropped + len(rollout.trajectories) - len(graded.trajectories),
                 "train/rounds": rollout.rounds,
                 "train/refilled_groups": rollout.refilled,
+                **({"train/max_turns": max_turns} if config.horizon.turns else {}),
+                **template,
                 **learnt,
                 **validated,
             }
@@ -263,6 +278,22 @@ def learn(learner: Learner, graded: Graded, config: Config, place: Place) -> dic
     return {**metrics, **_report_metrics(asdict(report), optimiser_steps=report.optimiser_steps)}
 
 
+def _template(run: Run, graded: Graded, iteration: int) -> dict[str, Number]:
+    """Signs of template collapse in what the policy wrote, before it learns from it. Metrics, where they are due."""
+    config = run.config.diagnostics
+    if not _due(iteration, config.every, run.config):
+        return {}
+    signs = template_signs(
+        run.learner.policy,
+        run.learner.scorer,
+        graded.trajectories,
+        prompts=config.prompts,
+        samples=config.samples,
+        token_budget=run.config.update.microbatch_tokens,
+    )
+    return {} if signs is None else {f"template/{name}": value for name, value in asdict(signs).items()}
+
+
 def validate(run: Run, iteration: int) -> dict[str, Number]:
     """Plays the validation levels. Returns metrics."""
     config = run.config.validation
@@ -293,6 +324,7 @@ def _advance(run: Run, iteration: int, metrics: Mapping[str, Number]) -> dict[st
         optimiser_step=before.optimiser_step + steps,
         refused=before.refused + refused,
         averages=smooth(before.averages, metrics),
+        phase=_phase(run, metrics),
     )
     return {
         "iteration": iteration,
@@ -332,6 +364,14 @@ def _act(run: Run, alarms: Sequence[Alarm], graded: Graded) -> None:
         f"stopped by the guard at {told}. The run's checkpoints are in {run.folder / CHECKPOINTS}; start another from "
         "a sound one (policy.model=CHECKPOINT) with other settings, or let it go on with guard.on_alarm=warn"
     )
+
+
+def _phase(run: Run, metrics: Mapping[str, Number]) -> dict[str, object]:
+    """The horizon's phase after an iteration."""
+    phase = Phase.from_plain(run.progress.phase)
+    if (success := metrics.get("validation/success")) is not None:
+        phase = after_validation(run.config.horizon, phase, success)
+    return phase.plain()
 
 
 def _due(iteration: int, every: int, config: Config) -> bool:
@@ -375,6 +415,7 @@ def _open_run(config: Config, *, resume: bool) -> Generator[Run]:
         if state is not None:
             check_same_environment(state.environment, environment)
             _tell_other_versions(state)
+        _check_horizon(config, environment)
         _check_room(policy, client, config, environment)
         progress = state.progress if state else Progress()
         levels: list[int] = []
@@ -400,7 +441,8 @@ def _ceiling(served: EnvironmentInfo, config: Config) -> float | None:
 
 def _check_room(policy: Policy, client: Client, config: Config, environment: EnvironmentIdentity) -> None:
     """Refuses a context that does not hold one turn, by the first turn of the first episode."""
-    first = planned(config, Place(1), 0, 0, version=environment.version)
+    max_turns = turns_at(config.horizon, 1, Phase(), config.environment.max_turns)
+    first = planned(config, Place(1), 0, 0, version=environment.version, max_turns=max_turns)
     prompt = first_prompt(policy, client, first.request, context_of(config))
     answer = config.rollout.max_response_tokens
     if len(prompt) + answer > policy.max_positions:
@@ -408,6 +450,16 @@ def _check_room(policy: Policy, client: Client, config: Config, environment: Env
             f"rollout.max_response_tokens: {config.policy.model} reads at most {policy.max_positions} tokens, but the "
             f"first turn of {environment.id} takes {len(prompt)} for the prompt and up to {answer} for the answer; "
             "lower it, set rollout.instructions=short, or take a policy with a longer context"
+        )
+
+
+def _check_horizon(config: Config, environment: EnvironmentIdentity) -> None:
+    """Refuses phases of more turns than validations play. Raises ConfigError."""
+    most = int(environment.limits["max_turns"])
+    if config.horizon.turns and config.horizon.turns[-1] > most:
+        raise ConfigError(
+            f"horizon.turns: the last phase has {config.horizon.turns[-1]} turns, validations and the environment "
+            f"{most}; set environment.max_turns to as many, as far as {environment.id} allows, or give fewer here"
         )
 
 

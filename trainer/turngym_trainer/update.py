@@ -26,6 +26,7 @@ from turngym_trainer.loss import (
     value_loss,
 )
 from turngym_trainer.policy import Policy
+from turngym_trainer.schedule import rate_share
 from turngym_trainer.seeds import Place
 
 
@@ -183,7 +184,7 @@ class Learner:
     def _set_rates(self, place: Place) -> None:
         """Learning rates of an iteration (from 1), less where the run was rolled back."""
         config, iteration = self._config, place.iteration
-        left = 1.0 if config.update.schedule == "constant" else 1.0 - (iteration - 1) / config.run.iterations
+        left = rate_share(config.update, iteration, config.run.iterations)
         left *= config.guard.rate_factor**place.attempt
         rates = {"actor": config.update.learning_rate * left, "critic": config.critic.learning_rate * left}
         for optimiser in self.optimisers.values():
