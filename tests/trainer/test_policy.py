@@ -176,6 +176,16 @@ def test_an_unknown_dtype_is_refused():
         load_policy("tiny", dtype="float8")
 
 
+def test_weights_are_rounded_and_buffers_are_not():
+    """Rounded frequencies would put positions wrong by more the further on they are."""
+    model = load_policy("tiny", dtype="bfloat16").model
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+    buffers = dict(model.named_buffers())
+    assert buffers
+    for name, buffer in load_policy("tiny").model.named_buffers():
+        assert torch.equal(buffers[name], buffer)
+
+
 def test_smollm2_says_how_to_install_it(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(smollm2, "PACKAGE", "no_such_package")

@@ -186,6 +186,22 @@ def test_the_other_presets_resume_as_exactly(server, novice, tmp_path, preset):
     assert 0 < last["update/sampler_gap"] < 1e-5
 
 
+def test_a_bfloat16_run_keeps_its_weights_in_float32_and_resumes_as_exactly(server, novice, tmp_path):
+    settings = ["policy.dtype=bfloat16", "update.old_logprobs=recomputed", "run.iterations=3", "validation.every=0"]
+    configs = [small(server, novice, tmp_path / name, *settings, preset="starpo") for name in ("whole", "cut")]
+    train(configs[0])
+    with pytest.raises(Interruption):
+        train(configs[1], observe=stop_at(3))
+    train(configs[1], resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    last = checkpoints(tmp_path / "cut" / "checkpoints")[-1]
+    for file in (last / "model.safetensors", last / "training" / "critic.safetensors"):
+        tensors = load_file(file)
+        assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+        assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in tensors.values())
+    assert json.loads((last / "config.json").read_text())["dtype"] == "float32"
+
+
 def test_kill_9_at_any_moment_loses_nothing(undisturbed, server, novice, tmp_path):
     """The process is killed three times, at random moments, in rollouts, updates and checkpoints."""
     folder = tmp_path / "killed"

@@ -420,3 +420,58 @@ def test_kl_in_the_loss_holds_the_policy_to_the_reference():
         )
     assert gaps[-1] < gaps[0]
     assert report.reference_kl > 0
+
+
+BFLOAT16 = ["policy.dtype=bfloat16", "update.old_logprobs=recomputed", "update.learning_rate=1e-5"]
+
+
+def test_small_steps_are_not_lost_in_bfloat16():
+    """A step of 1e-5 is less than half a unit in the last place of nearly every weight, but thirty are not."""
+    rng = np.random.default_rng(17)
+    batch = random_batch(rng)
+    learner = make([*BFLOAT16, "critic.learning_rate=1e-5"])
+    models = (learner.policy.model, learner.critic.trunk)
+    assert all(p.dtype == torch.bfloat16 for model in models for p in model.parameters())
+    assert learner.critic.head.weight.dtype == torch.float32
+    torch.nn.init.constant_(learner.critic.head.weight, 0.01)
+    # Uniform advantages: the gradient keeps its signs, so steps add up.
+    lesson = lesson_of(learner, batch, rng, advantages=np.ones(len(batch.logprobs)))
+    with learner.float32_weights():
+        kept = [weights(model) for model in models]
+    rounded = [weights(model) for model in models]
+    moved = []
+    for iteration in range(1, 31):
+        learner.update(lesson, actor_episodes=everyone(batch), critic_episodes=everyone(batch), place=Place(iteration))
+        if iteration in (1, 30):
+            with learner.float32_weights():
+                now = [weights(model) for model in models]
+            for model, of_now in zip(models, now, strict=True):
+                assert torch.equal(weights(model), of_now.bfloat16())
+            of_kept = [(a != b).float().mean().item() for a, b in zip(now, kept, strict=True)]
+            of_rounded = [(weights(m) != b).float().mean().item() for m, b in zip(models, rounded, strict=True)]
+            moved.append((of_kept, of_rounded))
+    (kept_at_first, rounded_at_first), (kept_at_last, rounded_at_last) = moved
+    for first, last in zip(rounded_at_first, rounded_at_last, strict=True):
+        assert last > 3 * first
+        assert last > 0.2
+    for share in (*kept_at_first, *kept_at_last):
+        assert share > 0.75  # The rest has no gradient: embeddings of tokens that do not occur.
+
+
+def test_gradients_of_micro_batches_are_added_in_float32():
+    rng = np.random.default_rng(18)
+    batch = random_batch(rng)
+    gradients, lesson = [], None
+    for budget in (10_000, 1):
+        learner = make([*BFLOAT16, f"update.microbatch_tokens={budget}"], with_critic=False)
+        lesson = lesson or lesson_of(learner, batch, rng)
+        optimiser = learner.optimisers["actor"]
+        optimiser.step = lambda: None
+        optimiser.zero_grad = lambda set_to_none: None
+        learner.update(lesson, actor_episodes=everyone(batch), critic_episodes=nobody(), place=Place(1))
+        parameters = [p for group in optimiser.param_groups for p in group["params"]]
+        assert all(p.dtype == p.grad.dtype == torch.float32 for p in parameters)
+        assert all(p.grad is None for p in learner.policy.model.parameters())
+        gradients.append(torch.cat([p.grad.flatten() for p in parameters]))
+    difference = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
+    assert difference < 0.02

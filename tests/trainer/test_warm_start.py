@@ -155,3 +155,15 @@ def test_a_folder_that_is_taken_is_left_alone(server, tmp_path):
     with pytest.raises(WarmStartError, match="not empty"):
         warm_start(config_of(server, tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_in_bfloat16_weights_are_learnt_and_kept_in_float32(server, tmp_path):
+    settings = ["policy.dtype=bfloat16", "update.old_logprobs=recomputed", "rollout.context_turns=1"]
+    folder = tmp_path / "warm"
+    warm_start(config_of(server, folder, *settings, "warm_start.max_steps=2", "warm_start.learning_rate=1e-6"))
+    tensors = load_file(folder / "model.safetensors")
+    before = dict(load_policy("tiny", seed=7).model.named_parameters())
+    for name, tensor in tensors.items():
+        assert tensor.dtype == torch.float32
+        # Two steps of less than 1e-6, which a weight in bfloat16 would not have noticed.
+        assert 0 < (tensor - before[name]).abs().max() < 2e-6

@@ -104,11 +104,12 @@ def save_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f".writing-{progress.iteration:06d}"
     shutil.rmtree(aside, ignore_errors=True)
-    learner.policy.save(aside)
     training = aside / TRAINING
-    training.mkdir()
-    if learner.critic is not None:
-        save_file(_contiguous(learner.critic.state_dict()), training / "critic.safetensors")
+    with learner.float32_weights():
+        learner.policy.save(aside)
+        training.mkdir()
+        if learner.critic is not None:
+            save_file(_contiguous(learner.critic.state_dict()), training / "critic.safetensors")
     for name, optimiser in learner.optimisers.items():
         save_file(_optimiser_tensors(optimiser), training / f"{name}_optimiser.safetensors")
     state = {
@@ -203,7 +204,8 @@ def load_learner(checkpoint: Path, learner: Learner) -> None:
     """Restores critic and optimisers of a learner whose policy was loaded from the same checkpoint."""
     training = checkpoint / TRAINING
     if learner.critic is not None:
-        learner.critic.load_state_dict(load_file(training / "critic.safetensors"))
+        with learner.float32_weights():
+            learner.critic.load_state_dict(load_file(training / "critic.safetensors"))
     for name, optimiser in learner.optimisers.items():
         _restore_optimiser(optimiser, load_file(training / f"{name}_optimiser.safetensors"))
 

@@ -44,7 +44,9 @@ class EnvironmentConfig(Section):
 
 class PolicyConfig(Section):
     model: str = Field(default="tiny", description="tiny, smollm2, or a folder with config.json and *.safetensors.")
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Of the policy's forward passes.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="Of the policy's forward passes; weights are kept and trained in float32."
+    )
 
 
 class RolloutConfig(Section):

@@ -40,6 +40,10 @@ class Critic(nn.Module):
             # In a tuple, so that the policy's weights are not taken for the critic's.
             self._policy_trunk = (trunk,)
 
+    def trunk_parameters(self) -> list[nn.Parameter]:
+        """Weights of a trunk of its own; a shared one's are the policy's."""
+        return list(self.trunk.parameters()) if self.own_trunk else []
+
     def hidden(self, part: MicroBatch) -> Tensor:
         """Hidden states at the positions before the action tokens, [K, H]."""
         trunk = self.trunk if self.own_trunk else self._policy_trunk[0]

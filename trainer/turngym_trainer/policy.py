@@ -192,7 +192,10 @@ def load_policy(spec: str, *, device: str = "cpu", dtype: str = "float32", seed:
     transformers.logging.disable_progress_bar()
     makers = {"tiny": lambda: _tiny(seed), "smollm2": lambda: _from_folder(_smollm2_folder())}
     policy = makers.get(spec, lambda: _from_folder(Path(spec)))()
-    cast(torch.nn.Module, policy.model).to(device=device, dtype=_DTYPES[dtype])
+    model = cast(torch.nn.Module, policy.model).to(device=device)
+    # Weights only: buffers such as the frequencies of positions are few, and rounding them costs most.
+    for weight in model.parameters():
+        weight.data = weight.data.to(_DTYPES[dtype])
     policy.model.eval()
     return policy
 

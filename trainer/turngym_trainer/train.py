@@ -504,8 +504,8 @@ def _set_threads(config: Config, state: State | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _load(spec: str, config: Config) -> Policy:
-    return load_policy(spec, device=config.run.device, dtype=config.policy.dtype, seed=config.run.seed)
+def _load(spec: str, config: Config, dtype: str = "float32") -> Policy:
+    return load_policy(spec, device=config.run.device, dtype=dtype, seed=config.run.seed)
 
 
 def _make_learner(policy: Policy, config: Config, folder: Path, checkpoint: Path | None, *, turns: int) -> Learner:
@@ -520,7 +520,7 @@ def _make_learner(policy: Policy, config: Config, folder: Path, checkpoint: Path
             policy.save(kept)
         elif not kept.exists():
             raise CheckpointError(f"{kept} is gone: the KL divergence of this run was measured from it")
-        reference = _load(str(kept), config)
+        reference = _load(str(kept), config, config.policy.dtype)
     learner = Learner(
         policy,
         config,

@@ -4,6 +4,8 @@ Letters as in `batch`: B episodes, N action tokens. Advantages, targets and log-
 batch's flat order. Knows nothing of rewards, groups or environments.
 """
 
+import contextlib
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import cast
 
@@ -25,6 +27,7 @@ from turngym_trainer.loss import (
     token_weights,
     value_loss,
 )
+from turngym_trainer.masters import MasterWeights
 from turngym_trainer.policy import Policy
 from turngym_trainer.schedule import rate_share
 from turngym_trainer.seeds import Place
@@ -91,7 +94,7 @@ class Learner:
     """Actor, critic and reference with their optimisers.
 
     Args:
-        policy: the actor.
+        policy: the actor, in float32; its forward passes are in `policy.dtype` from here on (see `MasterWeights`).
         config: see there.
         length_limit: L_max, the most action tokens that an episode may have: turns times tokens a turn.
         with_critic: the advantage needs values.
@@ -117,6 +120,7 @@ class Learner:
         self._budget = config.update.microbatch_tokens
         self.policy = policy
         _realign(policy)
+        # What is probed here holds for the model, so it is probed before rounding blurs it.
         self.scorer = Scorer(policy.model, config.rollout.temperature)
         self.reference = Scorer(reference.model, config.rollout.temperature) if reference else None
         self.critic = (
@@ -128,16 +132,26 @@ class Learner:
             if with_critic
             else None
         )
-        self._actor_parameters = list(policy.model.parameters())
-        critic_parameters = list(self.critic.parameters()) if self.critic else []
-        self._critic_parameters = critic_parameters
+        dtype = torch.bfloat16 if config.policy.dtype == "bfloat16" else torch.float32
+        self._actor_weights = MasterWeights(policy.model.parameters(), dtype)
+        self._critic_weights = MasterWeights(self.critic.trunk_parameters() if self.critic else [], dtype)
+        self._actor_parameters = self._actor_weights.masters
+        self._critic_parameters = self._critic_weights.masters
+        if self.critic is not None:
+            self._critic_parameters = [*self._critic_parameters, *self.critic.head.parameters()]
         groups: list[dict[str, object]] = [{"params": self._actor_parameters, "of": "actor"}]
         self._joint = self.critic is not None and not self.critic.own_trunk
         if self._joint:
-            groups.append({"params": critic_parameters, "of": "critic"})
+            groups.append({"params": self._critic_parameters, "of": "critic"})
         self.optimisers = {"actor": self._optimiser(groups)}
         if self.critic is not None and self.critic.own_trunk:
-            self.optimisers["critic"] = self._optimiser([{"params": critic_parameters, "of": "critic"}])
+            self.optimisers["critic"] = self._optimiser([{"params": self._critic_parameters, "of": "critic"}])
+
+    @contextlib.contextmanager
+    def float32_weights(self) -> Generator[None]:
+        """Within, policy and critic hold the weights that are trained, to be written or read."""
+        with self._actor_weights.exposed(), self._critic_weights.exposed():
+            yield
 
     def _optimiser(self, groups: list[dict[str, object]]) -> torch.optim.AdamW:
         return torch.optim.AdamW(groups, lr=0.0, weight_decay=self._config.update.weight_decay, fused=True)
@@ -234,12 +248,16 @@ class Learner:
             if critic:
                 part_loss = part_loss + self._critic_loss(lesson, part, hidden, uniform, sums)
             cast(None, part_loss.backward())  # pyright: ignore[reportUnknownMemberType]
+            self._actor_weights.take_gradients()
+            self._critic_weights.take_gradients()
             loss += part_loss.detach()
         optimiser = self.optimisers["actor" if actor or self._joint else "critic"]
         parameters = (self._actor_parameters if actor else []) + (self._critic_parameters if critic else [])
         norm = torch.nn.utils.clip_grad_norm_(parameters, self._config.update.gradient_clip)
         if bool(torch.isfinite(loss)) and bool(torch.isfinite(norm)):
             optimiser.step()
+            self._actor_weights.write_through()
+            self._critic_weights.write_through()
             sums.stepped(float(norm))
         else:
             sums.refused += 1

@@ -24,6 +24,7 @@ from turngym_trainer.config import Config
 from turngym_trainer.context import Context, Conversation, demonstration, system_message
 from turngym_trainer.evaluate import choose_levels, context_of, environment_limits, evaluate
 from turngym_trainer.logprobs import Scorer, micro_batches
+from turngym_trainer.masters import MasterWeights
 from turngym_trainer.policy import Policy, load_policy
 from turngym_trainer.settings import config_tree
 from turngym_trainer.start import connected, served_environment, take_folder
@@ -97,7 +98,7 @@ def warm_start(config: Config, *, observe: Callable[[Check], None] = lambda chec
         torch.set_num_threads(config.run.threads)
     began = time.perf_counter()
     settings = config.warm_start
-    policy = load_policy(config.policy.model, device=config.run.device, dtype=config.policy.dtype, seed=config.run.seed)
+    policy = load_policy(config.policy.model, device=config.run.device, seed=config.run.seed)
     checks: list[Check] = []
     with connected(config) as client:
         split = Split(config.validation.split)
@@ -116,7 +117,7 @@ def warm_start(config: Config, *, observe: Callable[[Check], None] = lambda chec
             if result.success >= settings.target_success:
                 break
     reached = bool(checks) and checks[-1].success >= settings.target_success
-    policy.save(folder)
+    trainer.save(folder)
     report = {"reached": reached, "rows": len(rows), "checks": [asdict(check) for check in checks]}
     text = json.dumps({**report, "config": config_tree(config)}, indent=1, ensure_ascii=False)
     (folder / REPORT).write_text(text, encoding="utf-8")
@@ -242,9 +243,16 @@ class _Trainer:
         self._batch = _lay_out(rows)
         # Demonstrations are learnt as they will be sampled: at the rollout's temperature.
         self._scorer = Scorer(policy.model, config.rollout.temperature)
-        self._optimiser = torch.optim.AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0, fused=True)
+        dtype = torch.bfloat16 if config.policy.dtype == "bfloat16" else torch.float32
+        self._weights = MasterWeights(policy.model.parameters(), dtype)
+        self._optimiser = torch.optim.AdamW(self._weights.masters, lr=0.0, weight_decay=0.0, fused=True)
         self._order = np.zeros(0, np.int64)
         self._epoch = 0
+
+    def save(self, folder: Path) -> None:
+        """Writes the policy in float32."""
+        with self._weights.exposed():
+            self._policy.save(folder)
 
     def train(self, steps: int) -> float:
         """Takes optimiser steps. Returns the mean loss of a token."""
@@ -266,9 +274,11 @@ class _Trainer:
             logprobs, _ = self._scorer.score(part)
             loss = -logprobs.sum() / tokens
             cast(None, loss.backward())  # pyright: ignore[reportUnknownMemberType]
+            self._weights.take_gradients()
             total += float(loss.detach())
-        torch.nn.utils.clip_grad_norm_(self._policy.model.parameters(), self._config.update.gradient_clip)
+        torch.nn.utils.clip_grad_norm_(self._weights.masters, self._config.update.gradient_clip)
         self._optimiser.step()
+        self._weights.write_through()
         self._optimiser.zero_grad(set_to_none=True)
         return total
 
