@@ -1,7 +1,10 @@
 """From episodes to what an update is given: grading, filtering, penalties, whitening."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
 from turngym_trainer.advantage import ADVANTAGES
 from turngym_trainer.config import Config
@@ -184,3 +187,33 @@ def test_reinforce_pp_charges_the_divergence_token_by_token_and_whitens():
     rewards = -0.5 * gap + np.array([0, 0, 0, 2.0, 0, 0, 0])
     sums = np.array([rewards[m : (4 if m < 4 else 7)].sum() for m in range(7)])
     np.testing.assert_allclose(lesson.advantages, (sums - sums.mean()) / sums.std(), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["gae", "bi_level_gae"])
+def test_values_go_on_where_a_limit_ended_an_episode(kind):
+    """V of what would have been read next; an episode that ended by itself has 0."""
+    prompt = np.random.default_rng(1).integers(0, 100, 6)
+    cut = replace(episode(0, 0, turn(1.0)), terminated=False, truncated=True, last_prompt=prompt)
+    whole = episode(0, 1, turn(0.0))
+    for bootstrap in (True, False):
+        config = config_of(
+            f"advantage.kind={kind}",
+            "advantage.gamma_turn=0.5",
+            f"advantage.bootstrap_truncated={str(bootstrap).lower()}",
+            "filter.kind=none",
+            "environment.reward_range=10.0",
+        )
+        trained = learner(config)
+        torch.nn.init.constant_(trained.critic.head.weight, 0.01)
+        values = {}
+        with torch.no_grad():
+            for name, ids in {"cut": cut.rows[0].ids, "whole": whole.rows[0].ids, "prompt": prompt}.items():
+                hidden = trained.critic.trunk(input_ids=torch.from_numpy(ids)[None]).last_hidden_state[0]
+                values[name] = (10.0 * trained.critic.head(hidden).squeeze(-1)).numpy()
+        after = 0.5 * values["prompt"][-1] if bootstrap else 0.0
+        assert abs(values["prompt"][-1]) > 0.1
+        learn(trained, grade((cut, whole), config, Place(1)), config, Place(1))
+        lesson, _, _ = trained.given
+        np.testing.assert_allclose(lesson.values, [*values["cut"][2:4], *values["whole"][2:4]], atol=1e-4)
+        # λ = 1: the target is the discounted return with what comes after; γ inside the turn is 1.
+        np.testing.assert_allclose(lesson.targets, [1.0 + after, 1.0 + after, 0.0, 0.0], atol=1e-4)

@@ -79,6 +79,19 @@ def test_the_record_is_what_the_server_would_play_again(server, rollout):
             assert episode.state.success == trajectory.success
 
 
+def test_what_would_have_been_read_next_is_kept_where_a_limit_ended_the_episode(server, policy, rollout):
+    assert any(t.truncated for t in rollout.trajectories)
+    with connect(server) as client:
+        for trajectory in rollout.trajectories:
+            if not trajectory.truncated:
+                assert trajectory.last_prompt is None
+                continue
+            episode = client.reset("sokoban", level_seed=trajectory.level_seed, noise_seed=trajectory.noise_seed)
+            for turn in trajectory.turns:
+                episode.step(turn.actions)
+            assert policy.decode(trajectory.last_prompt) == f"<|user|>{episode.state.observation}<|assistant|><think>"
+
+
 def test_text_and_tokens_tell_the_same(policy, rollout):
     for trajectory in rollout.trajectories:
         assert len(trajectory.rows) == len(trajectory.turns)
@@ -134,6 +147,8 @@ def test_a_context_that_outgrows_the_model_ends_the_episode_truncated(server, no
         assert trajectory.truncated
         assert 1 <= len(trajectory.turns) < 5
         assert len(trajectory.rows[0].ids) <= 64
+        # The next prompt leaves no room for an answer; where the model can read it, it has a value.
+        assert trajectory.last_prompt is None or 56 < len(trajectory.last_prompt) <= 64
 
 
 def test_episodes_lost_to_infrastructure_are_no_results(server, policy):

@@ -91,6 +91,7 @@ def test_presets_differ_in_what_the_papers_differ_in():
             ["rollout.group_size=1", "rollout.groups=32", "filter.kind=none", "rollout.refills=1"],
             ["rollout.refills", "rollout.group_size to 2"],
         ),
+        (["advantage.kind=rloo", "advantage.bootstrap_truncated=true"], ["rloo has no critic", "advantage.kind=gae"]),
         (["advantage.baseline=group"], ["gae has a baseline of its own", "advantage.baseline=none"]),
         (["advantage.kind=dr_grpo"], ["token-mean", "update.aggregation=length-limit"]),
         (

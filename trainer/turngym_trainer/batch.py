@@ -116,3 +116,29 @@ def lay_out(trajectories: Sequence[Trajectory]) -> Batch:
         turns=turns,
         turn_ends=turn_ends,
     )
+
+
+def lay_out_prompts(prompts: Sequence[NDArray[np.int64]]) -> Batch:
+    """Prompts as episodes of one row, each with one action token behind it that nothing reads.
+
+    The value of that token is the prompt's: values are read at the position before.
+    """
+    rows = tuple(
+        Row(
+            ids=np.append(prompt, 0),
+            is_action=np.arange(len(prompt) + 1) == len(prompt),
+            turn=np.append(np.full(len(prompt), -1), 0),
+            logprobs=np.zeros(len(prompt) + 1, np.float32),
+        )
+        for prompt in prompts
+    )
+    offsets = np.arange(len(rows) + 1)
+    return Batch(
+        rows=rows,
+        row_episodes=offsets[:-1],
+        row_offsets=offsets,
+        episode_offsets=offsets,
+        logprobs=np.zeros(len(rows), np.float32),
+        turns=np.zeros(len(rows), np.int64),
+        turn_ends=np.ones(len(rows), np.bool_),
+    )

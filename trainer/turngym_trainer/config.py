@@ -97,6 +97,10 @@ class AdvantageConfig(Section):
     gamma: Share = Field(default=1.0, description="Discount from token to token.")
     gamma_turn: Share = Field(default=1.0, description="Discount at a turn's last token; bi_level_gae: 0.95.")
     lam: Share = Field(default=1.0, description="GAE's lambda.")
+    bootstrap_truncated: bool = Field(
+        default=False,
+        description="Where a limit ended the episode, the critic's value of what would have been read next goes on.",
+    )
     baseline: Literal["none", "group"] = Field(
         default="none", description="group: reinforce_pp takes off the mean return of the episode's group."
     )

@@ -149,7 +149,9 @@ class _Player:
                         calls.submit(self._client.close_many, done, reason)
         order = [(planned.group, planned.member) for part in parts for planned in part]
         return Rollout(
-            trajectories=tuple(_trajectory(finished[key]) for key in order if key in finished),
+            trajectories=tuple(
+                _trajectory(finished[key], self._policy.max_positions) for key in order if key in finished
+            ),
             lost=tuple(lost[key] for key in order if key in lost),
             waiting_seconds=waited,
         )
@@ -263,7 +265,17 @@ def _system(episode: Episode, context: Context) -> str:
     )
 
 
-def _trajectory(play: _Play) -> Trajectory:
+def _last_prompt(play: _Play, max_positions: int) -> NDArray[np.int64] | None:
+    """See `Trajectory.last_prompt`."""
+    if play.episode.state.truncated:
+        play.conversation.show(play.episode.state.observation)
+    elif not play.outgrown:  # What an outgrown episode would have read next has been shown already.
+        return None
+    prompt = play.conversation.prompt()
+    return prompt if len(prompt) <= max_positions else None
+
+
+def _trajectory(play: _Play, max_positions: int) -> Trajectory:
     episode = play.episode
     assert episode.level_seed is not None  # Planned episodes are not sealed.
     return Trajectory(
@@ -279,4 +291,5 @@ def _trajectory(play: _Play) -> Trajectory:
         digest=episode.state.digest.hex(),
         rows=play.conversation.rows(),
         turns=tuple(play.turns),
+        last_prompt=_last_prompt(play, max_positions),
     )

@@ -180,6 +180,11 @@ def _faults(config: Config) -> Iterator[str]:
             f"advantage.baseline: {config.advantage.kind} has a baseline of its own; set advantage.baseline=none, or "
             "advantage.kind=reinforce_pp"
         )
+    if config.advantage.bootstrap_truncated and not estimator.needs_critic:
+        yield (
+            f"advantage.bootstrap_truncated: {config.advantage.kind} has no critic that could say what would have "
+            "come; set it to false, or advantage.kind=gae"
+        )
     if config.advantage.kind == "dr_grpo" and config.update.aggregation != "length-limit":
         yield (
             f"update.aggregation: {config.update.aggregation} weighs tokens by how long answers are, which dr_grpo is "

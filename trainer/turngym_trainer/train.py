@@ -239,6 +239,9 @@ def learn(learner: Learner, graded: Graded, config: Config, place: Place) -> dic
         if config.kl.place == "reward":
             rewards = rewards + kl_penalty(old.astype(np.float64), reference.astype(np.float64), config.kl)
     values = learner.values(batch) if learner.critic is not None else None
+    last_values = None
+    if config.advantage.bootstrap_truncated:
+        last_values = learner.last_values([graded.trajectories[int(episode)].last_prompt for episode in chosen])
 
     mask = batch.mask
     result = estimator.function(
@@ -249,6 +252,7 @@ def learn(learner: Learner, graded: Graded, config: Config, place: Place) -> dic
             returns=graded.rewards[chosen],
             groups=graded.groups[chosen],
             values=None if values is None else batch.padded(values),
+            last_values=last_values,
         ),
         config.advantage,
     )

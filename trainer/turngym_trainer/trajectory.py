@@ -77,6 +77,8 @@ class Trajectory:
         digest: the server's digest chain over the whole episode, hexadecimal.
         rows: what the model saw, in order.
         turns: the same as text.
+        last_prompt: token ids that the policy would have read next, where a limit ended the episode and its model can
+            read as many; else None.
     """
 
     environment: str
@@ -91,6 +93,7 @@ class Trajectory:
     digest: str
     rows: tuple[Row, ...]
     turns: tuple[TurnRecord, ...] = field(default_factory=tuple[TurnRecord, ...])
+    last_prompt: NDArray[np.int64] | None = None
 
     @property
     def environment_return(self) -> float:

@@ -5,7 +5,7 @@ batch's flat order. Knows nothing of rewards, groups or environments.
 """
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turngym_trainer import seeds
-from turngym_trainer.batch import Batch
+from turngym_trainer.batch import Batch, lay_out_prompts
 from turngym_trainer.config import Config
 from turngym_trainer.critic import Critic
 from turngym_trainer.logprobs import MicroBatch, Scorer
@@ -170,6 +170,13 @@ class Learner:
         assert self.critic is not None
         parts = self.scorer.micro_batches(batch, np.arange(len(batch.rows)), self._budget)
         return self.critic.values(parts, len(batch.logprobs))
+
+    def last_values(self, prompts: Sequence[NDArray[np.int64] | None]) -> NDArray[np.float64]:
+        """The critic's values of what would have been read next, 0 for None, [B]."""
+        values = np.zeros(len(prompts), dtype=np.float64)
+        if read := {index: prompt for index, prompt in enumerate(prompts) if prompt is not None}:
+            values[list(read)] = self.values(lay_out_prompts(list(read.values())))
+        return values
 
     def update(
         self,
