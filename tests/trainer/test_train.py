@@ -68,9 +68,10 @@ def timeless(folder):
 
 
 def assert_same_run(one: Path, other: Path):
-    """Metrics, trajectories, weights and optimiser states are equal to the last bit."""
+    """Metrics, trajectories, validations, weights and optimiser states are equal to the last bit."""
     assert timeless(one) == timeless(other)
-    assert (one / "trajectories.jsonl").read_bytes() == (other / "trajectories.jsonl").read_bytes()
+    for name in ("trajectories.jsonl", "validations.jsonl"):
+        assert (one / name).read_bytes() == (other / name).read_bytes()
     last, last_other = checkpoints(one / "checkpoints")[-1], checkpoints(other / "checkpoints")[-1]
     assert last.name == last_other.name
     files = sorted(path.relative_to(last) for path in last.rglob("*.safetensors"))
@@ -126,6 +127,14 @@ def test_a_run_writes_what_it_promises(undisturbed, novice):
         assert episode["reward"] == pytest.approx(episode["environment_return"] - 0.1 * charged)
         assert len(episode["digest"]) == 64
     assert sum(e["kept"] for e in episodes if e["iteration"] == 4) == 4
+    played = [json.loads(line) for line in (undisturbed / "validations.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in played] == [2, 4]
+    for line, summary in zip(played, (metrics[1], metrics[3]), strict=True):
+        assert sum(level["success"] for level in line["levels"]) == summary["validation/successes"]
+        assert len({level["world_id"] for level in line["levels"]}) == 4
+        assert [level["level_seed"] for level in line["levels"]] == [
+            level["level_seed"] for level in played[0]["levels"]
+        ]
     assert list((undisturbed / "tensorboard").glob("events.*"))
     assert [path.name for path in checkpoints(undisturbed / "checkpoints")] == ["iteration-000002", "iteration-000004"]
     assert not list((undisturbed / "checkpoints").glob(".*"))

@@ -43,14 +43,32 @@ def test_a_run_is_trained_resumed_and_evaluated(server, tmp_path):
     trained = invoke("train", "--preset", "starpo_s", *settings)
     assert trained.exit_code == 0, trained.output
     assert "iteration-000001" in trained.output.replace("\n", "")
+    assert "1 of 1 iterations" in (folder / "report.html").read_text(encoding="utf-8")
     resumed = invoke("train", "--resume", str(folder), "--set", "run.iterations=2")
     assert resumed.exit_code == 0, resumed.output
     assert [line["iteration"] for line in read_metrics(folder)] == [1, 2]
+    assert "2 of 2 iterations" in (folder / "report.html").read_text(encoding="utf-8")
 
     checkpoint = folder / "checkpoints" / "iteration-000002"
     evaluated = invoke("eval", str(checkpoint), "--episodes", "6", "--set", f"run.server={server}")
     assert evaluated.exit_code == 0, evaluated.output
     assert "0.0%" in evaluated.output
+
+
+def test_a_run_that_breaks_off_has_its_report(server, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    monkeypatch.setattr(cli, "_now", lambda metrics: 1 // (metrics["iteration"] < 2))
+    settings = assignments([*TINY_RUN, "run.iterations=3", f"run.server={server}", f"run.folder={folder}"])
+    assert isinstance(CliRunner().invoke(app, ["train", *settings]).exception, ZeroDivisionError)
+    assert "2 of 3 iterations" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_run_whose_report_cannot_be_written_is_a_run_still(server, tmp_path):
+    folder = tmp_path / "run"
+    (folder / "report.html").mkdir(parents=True)
+    result = invoke("train", *assignments([*TINY_RUN, f"run.server={server}", f"run.folder={folder}"]))
+    assert result.exit_code == 0, result.output
+    assert "the report of this run could not be written" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,11 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{_PREFIX}*"))
 
 
+def checkpoint_iteration(checkpoint: Path) -> int:
+    """The iteration after which a checkpoint was made, by its name."""
+    return int(checkpoint.name.removeprefix(_PREFIX))
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """What a checkpoint says beside weights.

@@ -1,7 +1,10 @@
-"""The command `trainer`: warm-start, train, eval, settings. Every setting is `--set section.key=value`."""
+"""The command `trainer`: warm-start, train, eval, report, compare, settings.
+
+Every setting is `--set section.key=value`.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -15,10 +18,13 @@ from transformers.utils.logging import disable_progress_bar
 from turngym.command import run_command
 from turngym_client import Split, TurngymError
 from turngym_trainer.checkpoint import TRAINING, CheckpointError, read_state
+from turngym_trainer.compare import HEADINGS, compare, write_comparison
 from turngym_trainer.evaluate import choose_levels, evaluate
 from turngym_trainer.grade import RunError
 from turngym_trainer.metrics import Number
 from turngym_trainer.policy import PolicyError, load_policy
+from turngym_trainer.recorded import RecordError, read_run
+from turngym_trainer.report import write_report
 from turngym_trainer.settings import PRESETS, ConfigError, load_config, settings_table
 from turngym_trainer.start import connected, served_environment
 from turngym_trainer.train import resumable, train
@@ -46,19 +52,26 @@ def train_command(
         settings = (
             resumable(resume, set_ or []) if resume else load_config(preset=preset, file=config, settings=set_ or [])
         )
+        folder, went_on = Path(settings.run.folder), False
         with _progress() as progress:
             bar = progress.add_task("train", total=settings.run.iterations, now="")
 
             def observe(metrics: Mapping[str, Number]) -> None:
+                nonlocal went_on
+                went_on = True
                 iteration, now = int(metrics["iteration"] or 0), _now(metrics)
                 progress.update(bar, completed=iteration, now=now)
                 if not console.is_terminal and "validation/success" in metrics:
                     console.print(f"iteration {iteration} of {settings.run.iterations}: {now}", highlight=False)
 
-            last = train(settings, resume=resume is not None, observe=observe)
+            try:
+                last = train(settings, resume=resume is not None, observe=observe)
+            finally:
+                if went_on:
+                    _report(folder)
     except (ConfigError, PolicyError, RunError, CheckpointError, TurngymError, OSError) as error:
         _fail(str(error))
-    console.print(f"Last checkpoint: {last}\nMetrics: {Path(settings.run.folder) / 'metrics.jsonl'}", highlight=False)
+    console.print(f"Last checkpoint: {last}\nMetrics: {folder / 'metrics.jsonl'}", highlight=False)
 
 
 @app.command("warm-start")
@@ -118,6 +131,44 @@ def eval_command(
     console.print(table)
 
 
+@app.command("report")
+def report_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a run; it may still be going, or have been killed.")],
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; default: report.html in the run.")] = None,
+) -> None:
+    """Writes a run's report: curves, alarms, episodes, settings, in one HTML file."""
+    try:
+        written = write_report(run, out)
+    except (RecordError, OSError) as error:
+        _fail(str(error))
+    console.print(f"Report: {written}", highlight=False, soft_wrap=True)
+
+
+@app.command("compare")
+def compare_command(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of two runs or more; differences are to the first.")],
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page with curves here.")] = None,
+) -> None:
+    """Puts runs beside each other: success, what they used, and the settings that differ."""
+    if len(runs) < 2:
+        _fail(f"compare needs two runs or more, got only {runs[0]}; for a single run there is `trainer report`")
+    try:
+        read = [read_run(folder) for folder in runs]
+        compared = compare(read)
+        written = write_comparison(read, compared, html) if html else None
+    except (RecordError, OSError) as error:
+        _fail(str(error))
+    console.print(_text_table(HEADINGS, compared.rows, words=1))
+    for note in compared.notes:
+        console.print(Text(note))
+    if compared.settings:
+        console.print(_text_table(("setting", *compared.names), compared.settings, words=len(runs) + 1))
+    else:
+        console.print("No setting differs.")
+    if written:
+        console.print(f"Page: {written}", highlight=False, soft_wrap=True)
+
+
 @app.command("settings")
 def settings_command() -> None:
     """Lists every setting with its default."""
@@ -160,6 +211,25 @@ def _progress() -> Progress:
         TextColumn("{task.fields[now]}"),
         console=console,
     )
+
+
+def _report(folder: Path) -> None:
+    """Writes the report of a run that has ended, however it did. Without it the run is none the worse."""
+    try:
+        console.print(f"Report: {write_report(folder)}", highlight=False)
+    except (RecordError, OSError) as error:
+        message = f"trainer: the report of this run could not be written: {error}; see `trainer report`"
+        Console(stderr=True).print(message, style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+def _text_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, words: int) -> Table:
+    """A table for a terminal; the first `words` columns hold words, the others numbers."""
+    drawn = Table()
+    for at, heading in enumerate(headings):
+        drawn.add_column(Text(heading), justify="left" if at < words else "right", overflow="fold")
+    for row in rows:
+        drawn.add_row(*map(Text, row))
+    return drawn
 
 
 def _now(metrics: Mapping[str, Number]) -> str:

@@ -5,7 +5,7 @@ between two validations is the policy. Knows nothing of updates.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -22,10 +22,22 @@ _RESETS_AT_ONCE = 128
 
 
 @dataclass(frozen=True, slots=True)
+class LevelResult:
+    """What one episode of an evaluation came to. A level seed is one world, in an environment and split."""
+
+    level_seed: int
+    noise_seed: int
+    world_id: str
+    success: bool
+    environment_return: float
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """A policy's results over episodes that were played to their end.
 
     Attributes:
+        levels: the episodes one by one, in the order of the levels.
         episodes: played to their end; lost: taken by infrastructure, in no result.
         success: share of episodes that accomplished the task. low, high: Wilson's 95 % interval of it.
         environment_return: mean sum of the environment's rewards.
@@ -41,6 +53,11 @@ class Evaluation:
     environment_return: float
     valid_format: float
     valid_action: float
+    levels: tuple[LevelResult, ...]
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers over all levels, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "levels"}
 
 
 def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
@@ -166,4 +183,14 @@ def evaluate(
         environment_return=float(np.mean([trajectory.environment_return for trajectory in played])),
         valid_format=float(np.mean([turn.valid_format for turn in turns])),
         valid_action=float(np.mean([turn.valid_action for turn in turns])),
+        levels=tuple(
+            LevelResult(
+                trajectory.level_seed,
+                trajectory.noise_seed,
+                trajectory.world_id,
+                trajectory.success is True,
+                trajectory.environment_return,
+            )
+            for trajectory in sorted(played, key=lambda trajectory: trajectory.group)
+        ),
     )

@@ -1,23 +1,28 @@
-"""What a run writes down as it goes: metrics.jsonl, trajectories.jsonl, and TensorBoard's event files.
+"""What a run writes down as it goes: metrics.jsonl, trajectories.jsonl, validations.jsonl, TensorBoard's event files.
 
-One line of metrics.jsonl is one iteration. What a clock said is under the key `clock` and nowhere else: all other
-fields of a resumed run equal those of an undisturbed one. Both JSON files are cut back to a checkpoint by their sizes.
+One line of metrics.jsonl is one iteration, one of validations.jsonl a validation with its levels one by one. What a
+clock said is under the key `clock` of metrics.jsonl and nowhere else: all other fields of a resumed run equal those of
+an undisturbed one. The JSON files are cut back to a checkpoint by their sizes.
 """
 
 import json
 import math
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from torch.utils.tensorboard import SummaryWriter
 
+from turngym_trainer.evaluate import LevelResult
 from turngym_trainer.trajectory import Trajectory
 
 METRICS = "metrics.jsonl"
 TRAJECTORIES = "trajectories.jsonl"
+VALIDATIONS = "validations.jsonl"
+_FILES = (METRICS, TRAJECTORIES, VALIDATIONS)
 
 Number = float | int | None
 
@@ -35,9 +40,9 @@ class RunLog:
     """
 
     def __init__(self, folder: Path, sizes: Mapping[str, int], iteration: int) -> None:
-        for name in (METRICS, TRAJECTORIES):
+        for name in _FILES:
             _cut(folder / name, sizes.get(name, 0))
-        self._files = {name: (folder / name).open("ab") for name in (METRICS, TRAJECTORIES)}
+        self._files = {name: (folder / name).open("ab") for name in _FILES}
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=iteration + 1)
 
     def __enter__(self) -> Self:
@@ -66,6 +71,10 @@ class RunLog:
         """Writes one line for each episode with its reward (shaping included) and whether its group was kept."""
         for trajectory, reward, kept in graded:
             self._write(TRAJECTORIES, {"iteration": iteration, **_episode(trajectory), "reward": reward, "kept": kept})
+
+    def write_validation(self, iteration: int, levels: Iterable[LevelResult]) -> None:
+        """Writes one line: what each level came to, so that runs can be compared on the same worlds."""
+        self._write(VALIDATIONS, {"iteration": iteration, "levels": [asdict(level) for level in levels]})
 
     def sizes(self) -> dict[str, int]:
         """Bytes written so far, once they are safely on disk."""

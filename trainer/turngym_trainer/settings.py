@@ -102,13 +102,26 @@ def config_from_tree(tree: Mapping[str, object]) -> Config:
     Raises:
         ConfigError: naming every fault.
     """
-    try:
-        config = Config.model_validate(_lists_as_tuples(tree))
-    except ValidationError as error:
-        raise ConfigError("\n".join(_describe(fault) for fault in error.errors())) from None
+    config = _parsed(tree)
     if faults := list(_faults(config)):
         raise ConfigError("\n".join(faults))
     return config
+
+
+def kept_config(file: Path) -> Config:
+    """The settings that a run kept. Rules between them are not asked for: they may be stricter than they were then.
+
+    Raises:
+        ConfigError: they cannot be read.
+    """
+    return _parsed(_read_toml(file))
+
+
+def _parsed(tree: Mapping[str, object]) -> Config:
+    try:
+        return Config.model_validate(_lists_as_tuples(tree))
+    except ValidationError as error:
+        raise ConfigError("\n".join(_describe(fault) for fault in error.errors())) from None
 
 
 def config_tree(config: Config) -> Tree:
@@ -128,6 +141,16 @@ def settings_table() -> Iterator[tuple[str, str, str]]:
         values = cast(Section, getattr(defaults, section))
         for key, field in type(values).model_fields.items():
             yield f"{section}.{key}", str(getattr(values, key)), field.description or ""
+
+
+def settings_that_differ(config: Config) -> Iterator[tuple[str, str, str, str]]:
+    """Settings that are not the defaults, as (key, value, default, description), in the tree's order."""
+    values = cast(dict[str, Tree], config_tree(config))
+    changed = set(changed_keys(Config(), config))
+    for key, default, meaning in settings_table():
+        if key in changed:
+            section, _, name = key.partition(".")
+            yield key, str(values[section][name]), default, meaning
 
 
 def changed_keys(old: Config, new: Config) -> list[str]:

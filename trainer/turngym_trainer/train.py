@@ -34,6 +34,7 @@ from turngym_trainer.checkpoint import (
 from turngym_trainer.collapse import write_report
 from turngym_trainer.config import Config
 from turngym_trainer.evaluate import choose_levels, context_of, evaluate
+from turngym_trainer.facts import Facts, write_facts
 from turngym_trainer.grade import Graded, RunError, check_readable, grade
 from turngym_trainer.guard import Alarm, Watch, watch
 from turngym_trainer.loss import kl_penalty
@@ -299,7 +300,7 @@ def _template(run: Run, graded: Graded, iteration: int) -> dict[str, Number]:
 
 
 def validate(run: Run, iteration: int) -> dict[str, Number]:
-    """Plays the validation levels. Returns metrics."""
+    """Plays the validation levels and writes down each. Returns metrics."""
     config = run.config.validation
     result = evaluate(
         run.learner.policy,
@@ -310,7 +311,8 @@ def validate(run: Run, iteration: int) -> dict[str, Number]:
         greedy=config.greedy,
         version=run.environment.version,
     )
-    return {f"validation/{name}": value for name, value in asdict(result).items()}
+    run.log.write_validation(iteration, result.levels)
+    return {f"validation/{name}": value for name, value in result.metrics().items()}
 
 
 def _report_metrics(report: Mapping[str, Number], *, optimiser_steps: int) -> dict[str, Number]:
@@ -433,6 +435,7 @@ def _open_run(config: Config, *, resume: bool) -> Generator[Run]:
                 version=environment.version,
             )
         _write_config(folder, config)
+        write_facts(folder, Facts.of(served, Split(config.validation.split)))
         learner = _make_learner(policy, config, folder, newest, turns=int(environment.limits["max_turns"]))
         with RunLog(folder, progress.sizes, progress.iteration) as log:
             yield Run(config, folder, client, environment, learner, _ceiling(served, config), levels, progress, log)
