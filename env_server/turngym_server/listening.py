@@ -34,6 +34,8 @@ as much is held of a call whose request is sent in part."""
 MAX_STREAMS: Final = 1_024
 """Calls of one connection at once. gRPC refuses more (UNAVAILABLE), and now and then some within the bound where it is
 passed, so it lies far above what honest callers have open."""
+MAX_PENDING: Final = 64 * MAX_STREAMS
+"""Calls that gRPC has read and the server has not begun: honest ones wait among those of a burst."""
 MAX_METADATA_BYTES: Final = 8 * 1024
 FRONT_SOCKET_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
@@ -46,6 +48,9 @@ FRONT_SOCKET_OPTIONS: Final = (
 SERVER_OPTIONS: Final = (
     *FRONT_SOCKET_OPTIONS,
     ("grpc.max_concurrent_streams", MAX_STREAMS),
+    # Beyond it gRPC ends calls at random, whoever's they are, as CANCELLED.
+    ("grpc.server.max_pending_requests", MAX_PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING),
     ("grpc.so_reuseport", 0),  # Else a second server would share the port unnoticed.
 )
 

@@ -1,6 +1,7 @@
 """What callers who mean harm can make a server hold, and hold up, is bounded."""
 
 import asyncio
+import contextlib
 
 import grpc
 import grpc.aio
@@ -33,6 +34,17 @@ async def test_calls_of_one_connection_are_bounded():
             session = (await start(stub)).session_id
             assert (await step(stub, session, 1, "roll")).HasField("transition")
             assert len(server.service.streams) == MAX_STREAMS
+
+
+async def test_a_burst_of_calls_ends_none_of_anybody_else():
+    async with serving(DICE) as (stub, server):
+        with contextlib.ExitStack() as stack:
+            # The event loop stands still meanwhile, so that all of them are pending.
+            for connection in [stack.enter_context(RawConnection(server.address)) for _ in range(3)]:
+                for _ in range(MAX_STREAMS):
+                    connection.reset(connection.call("Step"))
+            asked = [stub.GetServer(pb.GetServerRequest(), timeout=60) for _ in range(32)]
+            assert all(answer.max_sessions for answer in await asyncio.gather(*asked))
 
 
 async def test_a_request_has_room_for_what_is_asked_honestly_and_no_more():
