@@ -211,6 +211,19 @@ def test_a_bfloat16_run_keeps_its_weights_in_float32_and_resumes_as_exactly(serv
     assert json.loads((last / "config.json").read_text())["dtype"] == "float32"
 
 
+def test_a_run_with_a_kept_cache_resumes_as_exactly(server, novice, tmp_path):
+    configs = [
+        small(server, novice, tmp_path / name, "run.iterations=3", "rollout.context_turns=0")
+        for name in ("undisturbed", "resumed")
+    ]
+    train(configs[0])
+    with pytest.raises(Interruption):
+        train(configs[1], observe=stop_at(3))
+    train(configs[1], resume=True)
+    assert_same_run(tmp_path / "undisturbed", tmp_path / "resumed")
+    assert read_metrics(tmp_path / "resumed")[-1]["update/ratio_max"] == pytest.approx(1, abs=1e-4)
+
+
 def test_kill_9_at_any_moment_loses_nothing(undisturbed, server, novice, tmp_path):
     """The process is killed three times, at random moments, in rollouts, updates and checkpoints."""
     folder = tmp_path / "killed"

@@ -68,6 +68,10 @@ class RolloutConfig(Section):
         default=True, description="Stop a run none of whose answers can be parsed before its first update."
     )
     parts: Positive = Field(default=1, description="Parts of fixed membership; one decodes while others step.")
+    keep_cache: bool = Field(
+        default=True,
+        description="Run only a turn's new tokens (context_turns=0); false saves memory where there are several parts.",
+    )
 
 
 class RewardConfig(Section):

@@ -41,7 +41,8 @@ class Evaluation:
         episodes: played to their end; lost: taken by infrastructure, in no result.
         success: share of episodes that accomplished the task. low, high: Wilson's 95 % interval of it.
         environment_return: mean sum of the environment's rewards.
-        valid_format: share of turns that could be parsed. valid_action: without an invalid action.
+        valid_format: share of turns that could be parsed. valid_action: without an invalid action. Of no turns, where
+            every context outgrew the model: 0.
     """
 
     episodes: int
@@ -166,6 +167,7 @@ def evaluate(
             config.run.seed, 0, 0, group, member, turn, count, purpose=_PURPOSE
         ),
         parts=config.rollout.parts,
+        keep_cache=config.rollout.keep_cache,
     )
     played = rollout.trajectories
     if not played:
@@ -181,8 +183,8 @@ def evaluate(
         low=low,
         high=high,
         environment_return=float(np.mean([trajectory.environment_return for trajectory in played])),
-        valid_format=float(np.mean([turn.valid_format for turn in turns])),
-        valid_action=float(np.mean([turn.valid_action for turn in turns])),
+        valid_format=_share([turn.valid_format for turn in turns]),
+        valid_action=_share([turn.valid_action for turn in turns]),
         levels=tuple(
             LevelResult(
                 trajectory.level_seed,
@@ -194,3 +196,7 @@ def evaluate(
             for trajectory in sorted(played, key=lambda trajectory: trajectory.group)
         ),
     )
+
+
+def _share(true: Sequence[bool]) -> float:
+    return sum(true) / len(true) if true else 0.0

@@ -118,6 +118,7 @@ def _episode(trajectory: Trajectory) -> dict[str, object]:
         "success": trajectory.success,
         "terminated": trajectory.terminated,
         "truncated": trajectory.truncated,
+        "outgrown": trajectory.outgrown,
         "digest": trajectory.digest,
         "environment_return": trajectory.environment_return,
         "turns": [

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    DynamicCache,
+    Cache,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -141,7 +141,7 @@ class Policy:
         mask: Tensor | None = None,
         positions: Tensor | None = None,
         *,
-        cache: DynamicCache | None = None,
+        cache: Cache | None = None,
         last_only: bool = False,
     ) -> Tensor:
         """Logits in float32.

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym_client import Client, CloseReason, Episode, EpisodeRequest, Transition, TurngymError, parse_answer
+from turngym_trainer.cache import Memory
 from turngym_trainer.context import Context, Conversation, system_message
 from turngym_trainer.generate import Response, Uniforms, generate
 from turngym_trainer.policy import ChatFormat, Policy
@@ -88,6 +89,7 @@ def collect(
     sampling: Sampling,
     uniforms: Uniforms,
     parts: int = 1,
+    keep_cache: bool = True,
 ) -> Rollout:
     """Plays every planned episode to its end.
 
@@ -99,11 +101,15 @@ def collect(
         sampling: how it answers.
         uniforms: the draws of an answer, by (group, member, turn from 0, count).
         parts: number of parts, at least 1.
+        keep_cache: where the policy reads the full history, run only what is new in a turn. The keys and values of
+            each part (`cache` says what they cost) are then held until its last episode is over; else of one part at a
+            time. With fewer turns of context every prompt is run whole.
 
     Raises:
         TurngymError: what concerns the whole run and not an episode (an unknown environment, a bad option).
     """
-    player = _Player(policy, client, context, sampling, uniforms)
+    keeps = keep_cache and context.turns == 0
+    player = _Player(policy, client, context, sampling, uniforms, keeps=keeps)
     return player.play([list(part) for part in _split(plan, parts)])
 
 
@@ -115,13 +121,21 @@ def _split(plan: Sequence[Planned], parts: int) -> list[Sequence[Planned]]:
 
 class _Player:
     def __init__(
-        self, policy: Policy, client: Client, context: Context, sampling: Sampling, uniforms: Uniforms
+        self,
+        policy: Policy,
+        client: Client,
+        context: Context,
+        sampling: Sampling,
+        uniforms: Uniforms,
+        *,
+        keeps: bool,
     ) -> None:
         self._policy = policy
         self._client = client
         self._context = context
         self._sampling = sampling
         self._uniforms = uniforms
+        self._keeps = keeps
         self._chats: dict[str, ChatFormat] = {}
 
     def play(self, parts: list[list[Planned]]) -> Rollout:
@@ -130,19 +144,20 @@ class _Player:
         waited = 0.0
         # One thread: calls keep their order, and only waiting is taken off this one.
         with ThreadPoolExecutor(1) as calls:
-            queue: deque[Future[tuple[list[_Play], list[Lost]]]] = deque(
-                calls.submit(self._begin, part) for part in parts
+            queue: deque[tuple[Future[tuple[list[_Play], list[Lost]]], Memory | None]] = deque(
+                (calls.submit(self._begin, part), Memory() if self._keeps else None) for part in parts
             )
             while queue:
                 began = time.perf_counter()
-                playing, gone = queue.popleft().result()
+                replies, memory = queue.popleft()
+                playing, gone = replies.result()
                 waited += time.perf_counter() - began
                 lost.update(((one.planned.group, one.planned.member), one) for one in gone)
-                self._answer(playing)
+                self._answer(playing, memory)
                 over = [play for play in playing if play.over]
                 finished.update(((play.planned.group, play.planned.member), play) for play in over)
                 if going := [play for play in playing if not play.over]:
-                    queue.append(calls.submit(self._step, going))
+                    queue.append((calls.submit(self._step, going), memory))
                 # A session that ended counts against the server's limit until it is closed.
                 for outgrown, reason in ((False, CloseReason.FINISHED), (True, CloseReason.ABANDONED)):
                     if done := [play.episode for play in over if play.outgrown is outgrown]:
@@ -173,7 +188,7 @@ class _Player:
             self._chats[system] = self._policy.chat_format(system)
         return self._chats[system]
 
-    def _answer(self, playing: list[_Play]) -> None:
+    def _answer(self, playing: list[_Play], memory: Memory | None) -> None:
         """Shows each running episode its observation and samples its answer."""
         running = [play for play in playing if not play.over]
         for play in running:
@@ -192,6 +207,8 @@ class _Player:
             draws,
             max_new_tokens=self._sampling.max_tokens,
             temperature=self._sampling.temperature,
+            memory=memory,
+            names=[(play.planned.group, play.planned.member) for play, _ in fitting],
         )
         for (play, _), response in zip(fitting, responses, strict=True):
             play.conversation.answer(response)
@@ -288,6 +305,7 @@ def _trajectory(play: _Play, max_positions: int) -> Trajectory:
         success=episode.state.success,
         terminated=episode.state.terminated,
         truncated=episode.state.truncated or play.outgrown,
+        outgrown=play.outgrown,
         digest=episode.state.digest.hex(),
         rows=play.conversation.rows(),
         turns=tuple(play.turns),

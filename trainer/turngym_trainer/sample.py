@@ -164,4 +164,5 @@ def _play(
             config.run.seed, place.iteration, place.attempt, group, member, turn, count
         ),
         parts=config.rollout.parts,
+        keep_cache=config.rollout.keep_cache,
     )

@@ -74,6 +74,8 @@ class Trajectory:
         group: index of the level seed within the iteration; members of a group share the level.
         member: index within the group.
         success: the environment's verdict; None: unknown.
+        truncated: a limit ended it: the environment's, or the model's.
+        outgrown: the model's did: there was no room left for another answer. Such an episode may have no turn at all.
         digest: the server's digest chain over the whole episode, hexadecimal.
         rows: what the model saw, in order.
         turns: the same as text.
@@ -94,6 +96,7 @@ class Trajectory:
     rows: tuple[Row, ...]
     turns: tuple[TurnRecord, ...] = field(default_factory=tuple[TurnRecord, ...])
     last_prompt: NDArray[np.int64] | None = None
+    outgrown: bool = False
 
     @property
     def environment_return(self) -> float:
