@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field
 
@@ -205,7 +205,14 @@ class Faulty(Environment[FaultyOptions]):
             return ("go",)
         return None
 
+    def fork(self) -> Self:
+        if self.options.reset == "slow fork":
+            GATE.wait()
+        return super().fork()
+
     def close(self) -> None:
+        if self.options.reset == "slow close":
+            GATE.wait()
         CLOSED.append(self.inside)
 
 

@@ -1,12 +1,13 @@
 """How much work of one caller may wait for threads."""
 
 import asyncio
+import json
 from collections.abc import Callable
 
 import grpc
 import grpc.aio
 import pytest
-from sample_environments import GATE, THREADED_DICE, THREADED_FAULTY, make_spec
+from sample_environments import CLOSED, GATE, THREADED_DICE, THREADED_FAULTY, make_spec
 from serving import call_status, details, reason, request_id, reset_item, serving, start, step
 from unruly import Unruly, UnrulyOptions
 
@@ -133,3 +134,40 @@ async def test_asking_again_and_again_leaves_nothing_waiting(gate):
         assert again.transition.observation.startswith("Stopped")
         begun = await stub.Reset(pb.ResetRequest(items=[slow], max_wait_seconds=30, want_legal_actions=True))
         assert begun.outcomes[0].HasField("started")
+
+
+async def hung_fork(stub, session_id: str) -> str:
+    item = pb.ForkItem(request_id=request_id(), session_id=session_id, same_noise=True)
+    return reason((await stub.Fork(pb.ForkRequest(items=[item]), timeout=60)).outcomes[0])
+
+
+async def hung_advice(stub, session_id: str) -> str:
+    advice = pb.AdviseRequest(items=[pb.AdviseItem(session_id=session_id)])
+    return reason((await stub.Advise(advice, timeout=60)).outcomes[0])
+
+
+@pytest.mark.parametrize(("hangs", "ask"), [("slow fork", hung_fork), ("slow oracle", hung_advice)])
+async def test_what_waits_for_something_hung_has_a_deadline_too(gate, hangs, ask):
+    async with serving(THREADED_FAULTY, max_sessions=2, max_queued_per_caller=3) as (stub, server):
+        options = json.dumps({"reset": hangs})
+        session_id = (await start(stub, environment_id="threaded_faulty", options_json=options)).session_id
+        for _ in range(2):
+            assert await ask(stub, session_id) == "STEP_DEADLINE"
+        # Neither session places nor room to wait are lost, nor is a task that would end with the hung thread only.
+        assert server.service.table.held == 1
+        server.service.runtime.waiting.check(next(server.service.table.living).identity.caller.account, 3)
+        await stub.Close(pb.CloseRequest(session_ids=[session_id]))
+        await until(lambda: not server.service.runtime.tasks)
+        CLOSED.clear()
+        gate.set()
+        await until(lambda: CLOSED)
+        assert CLOSED == [False]
+
+
+async def test_a_close_that_hangs_keeps_no_thread_from_others(gate):
+    async with serving(THREADED_FAULTY, threads=1) as (stub, server):
+        options = '{"reset": "slow close"}'
+        hung = [await start(stub, environment_id="threaded_faulty", options_json=options) for _ in range(2)]
+        await stub.Close(pb.CloseRequest(session_ids=[each.session_id for each in hung]))
+        await start(stub, environment_id="threaded_faulty")
+        await until(lambda: not server.service.runtime.tasks)

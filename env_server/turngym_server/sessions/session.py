@@ -39,6 +39,8 @@ command takes SIGINT through the event loop."""
 T = TypeVar("T")
 
 
+_WAITING: Final = "waiting for a turn, the oracle or a fork to be done"
+"""Where a deadline passed that the episode itself never got to."""
 INTERPRETER_THREADS: Final = 2
 """Threads for resets, forks and oracles of inline environments. More would only take turns at the interpreter's lock,
 and keep the event loop from it; two, so that one slow oracle does not hold up every reset."""
@@ -144,6 +146,7 @@ class Session:
         "_result",
         "_running",
         "_runtime",
+        "_unclosed",
         "counts",
         "episode",
         "failed",
@@ -185,6 +188,7 @@ class Session:
         self._running: asyncio.Task[bytes] | None = None
         self._listing: tuple[int, asyncio.Task[bytes]] | None = None
         self._lock: asyncio.Lock | None = None
+        self._unclosed = False
 
     @property
     def running(self) -> bool:
@@ -280,13 +284,10 @@ class Session:
             self._runtime.waiting.leave(self.identity.caller.account)
 
     async def _run_when_free(self, actions: Sequence[str], encoded: bytes, want_legal: bool) -> bytes:
-        try:
-            async with asyncio.timeout(self.identity.host.spec.step_deadline):
-                await self._exclusive.acquire()
-        except TimeoutError:
+        if not await self._take_in_time():
             self._running = None
-            return self._fail(self._past_deadline(f"step {self.step_index}", "waiting for the oracle or a fork"))
-        release = self._exclusive.release
+            return self._fail(self._past_deadline(f"step {self.step_index}", _WAITING))
+        release = self._let_go
         try:
             if self._inline:
                 return self._play_inline(actions, encoded, want_legal)
@@ -531,7 +532,7 @@ class Session:
 
         Raises:
             ItemError: STEP_RUNNING, ENVIRONMENT_FAILED, STEP_DEADLINE, SESSION_EXPIRED (its process was killed), or
-                what `prepare` raises. Past the deadline the
+                what `prepare` raises. Waiting for the episode and the work have the deadline each. Past it the
                 work keeps the episode until it is done, so that no turn is played under its feet.
         """
         if self.running:
@@ -539,8 +540,9 @@ class Session:
                 Reason.STEP_RUNNING, f"step {self.step_index} is still running; collect it by sending it again"
             )
         spec = self.identity.host.spec
-        await self._exclusive.acquire()
-        release = self._exclusive.release
+        if not await self._take_in_time():
+            raise self._past_deadline(what, _WAITING)
+        release = self._let_go
         try:
             return await self._runtime.threads(spec).run(
                 prepare(), spec.step_deadline, late=release, account=self.identity.caller.account
@@ -582,6 +584,22 @@ class Session:
             self._lock = asyncio.Lock()
         return self._lock
 
+    async def _take_in_time(self) -> bool:
+        """Waits until nobody else works on the episode, and takes it; False: somebody still does at the deadline."""
+        try:
+            async with asyncio.timeout(self.identity.host.spec.step_deadline):
+                await self._exclusive.acquire()
+        except TimeoutError:
+            return False
+        return True
+
+    def _let_go(self) -> None:
+        """Leaves the episode to the next, or to its end where that came while it could not be had."""
+        self._exclusive.release()
+        if self._unclosed:
+            self._unclosed = False
+            self._runtime.spawn(self._close())
+
     def depart(self, departure: Departure) -> None:
         """Ends the session, for the reason given, and frees its environment."""
         self.counts.departed[departure] += 1
@@ -602,18 +620,35 @@ class Session:
             self._runtime.spawn(self._close())
 
     async def _close(self) -> None:
-        async with self._exclusive:
-            try:
-                await self._runtime.threads(self.identity.host.spec).run(
-                    self.episode.close, account=self.identity.caller.account
-                )
-            except ENVIRONMENT_ERRORS as error:
-                log.exception(
-                    "close failed: %s",
-                    self.identity.describe(self.episode.noise),
-                    exc_info=self.identity.logged(error),
-                    extra=self._event(),
-                )
+        if not await self._take_in_time():
+            self._unclosed = True
+            return
+        spec = self.identity.host.spec
+        release = self._let_go
+        try:
+            await self._runtime.threads(spec).run(
+                self.episode.close, spec.step_deadline, late=release, account=self.identity.caller.account
+            )
+        except Abandoned:
+            release = _keep
+            raise
+        except Overrun as overrun:
+            release = _keep if overrun.goes_on else release
+            log.warning(
+                "close ran past its deadline of %g s: %s",
+                spec.step_deadline,
+                self.identity.describe(self.episode.noise),
+                extra=self._event(),
+            )
+        except ENVIRONMENT_ERRORS as error:
+            log.exception(
+                "close failed: %s",
+                self.identity.describe(self.episode.noise),
+                exc_info=self.identity.logged(error),
+                extra=self._event(),
+            )
+        finally:
+            release()
 
 
 Fingerprint = bytes | int
