@@ -16,6 +16,7 @@ from typing import cast
 import grpc
 import grpc.aio
 import pytest
+from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from raw_http2 import RawConnection, message
 from serving import CHANNEL_OPTIONS, call_status, details, reason, request_id, reset_item, start, step
@@ -24,10 +25,12 @@ from token_files import write_tokens
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc
 from turngym_client import Episode, EpisodeRequest, Split, connect
+from turngym_server.access.caller import stranger
 from turngym_server.config import ServerConfig
-from turngym_server.processes import assignments
+from turngym_server.processes import assignments, front
 from turngym_server.processes.assignments import CallerKey, Held, caller_key
 from turngym_server.processes.workers import Worker, share
+from turngym_server.rpc.call import Context
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = ("--env", "third_party_environment:ThirdParty", "--env", "unruly_environment:Unruly")
@@ -727,6 +730,63 @@ def test_sigterm_drains_all(begin):
         episode.close()
     assert not any(map(runs, workers))
     assert process.popen.stderr.read() == ""
+
+
+ODD_METADATA: tuple[tuple[str, bytes], ...] = (
+    ("foo", b"\xff"),
+    ("foo", b"a\x01b"),
+    ("foo", b"\x7f"),
+    ("foo-bin", b"\xff"),
+    ("turngym-hold", b"\xff"),
+    ("turngym-client", b"\xff"),
+    ("turngym-client", b"a\x01b"),
+    ("turngym-client", "é".encode()),
+    ("authorization", b"Bearer \xff"),
+    ("traceparent", b"\x7f"),
+    ("tracestate", b"\xff"),
+)
+
+
+@pytest.mark.parametrize(("key", "value"), ODD_METADATA)
+def test_whatever_metadata_a_call_has_is_answered(four: Process, key: str, value: bytes):
+    reset = pb.ResetRequest(items=[reset_item("unruly"), reset_item("unruly")]).SerializeToString()
+    with RawConnection(four.address) as connection:
+        for rpc, request in (("GetServer", b""), ("ListEnvironments", b""), ("Reset", reset)):
+            stream = connection.call(rpc, message(request), (key, value), ends=True)
+            assert connection.ended(stream, PATIENCE), f"{rpc} is not answered"
+
+
+def test_clients_with_odd_names_are_told_apart_wherever_they_call():
+    names = [stranger((("turngym-client", name),)).client for name in (b"\xff", "a\x01", "a\x02", "é", "e")]
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert stranger((("turngym-client", name),)).client == name  # As a worker is told it by its front.
+
+
+async def test_what_cannot_be_passed_on_is_refused_and_logged(caplog):
+    class Unwell(Worker):
+        """A worker whose connection raises what gRPC's server takes for the end of its own call."""
+
+        def __init__(self) -> None:
+            self.number = 3
+
+        async def call(self, *_: object) -> bytes:
+            raise cygrpc.ExecuteBatchError("Failed grpc_call_start_batch: 1")
+
+    answer = await front._call(Unwell(), "GetServer", b"", cast("Context", Calling()))
+    assert isinstance(answer, front.Refusal)
+    assert answer.code is grpc.StatusCode.INTERNAL
+    assert "GetServer was not passed on to worker 3" in caplog.text
+
+
+class Calling:
+    """Of a call, what the front looks at to pass it on."""
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def time_remaining(self) -> None:
+        return None
 
 
 def test_nothing_idle_holds_up_a_draining_front(begin):

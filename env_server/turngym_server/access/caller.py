@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeGuard
 
 from turngym_server.access.roles import ROLES_OF_SEALED, SPLITS_OF_ROLE, Role
 from turngym_server.splits import Split
@@ -60,9 +60,20 @@ def stranger(metadata: Metadata) -> Caller:
     """Whoever calls, before any token is looked at: it may do everything, so it is for servers without tokens."""
     for key, value in metadata:
         if key == CLIENT_KEY:
-            client = value if isinstance(value, str) else value.hex()
-            return Caller(client=client[: MAX_CLIENT_CHARACTERS + 1])
+            return Caller(client=_legible(value)[: MAX_CLIENT_CHARACTERS + 1])
     return _NOBODY
+
+
+def _legible(value: str | bytes) -> str:
+    """A client's name as a front can pass it on: as it came, or in hex where that is no printable ASCII."""
+    if can_be_sent(value):
+        return value
+    return (value.encode() if isinstance(value, str) else value).hex()
+
+
+def can_be_sent(value: str | bytes) -> TypeGuard[str]:
+    """Whether gRPC takes this for the value of a metadata key; it lets in more than it sends."""
+    return isinstance(value, str) and value.isascii() and value.isprintable()
 
 
 _NOBODY: Final = Caller()

@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from prometheus_client.core import Metric
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.access.admission import TOKEN_KEY, access_of
-from turngym_server.access.caller import stranger
+from turngym_server.access.caller import CLIENT_KEY, can_be_sent, stranger
 from turngym_server.errors import ItemError, Reason
 from turngym_server.listening import FRONT_SERVICE, HOLD_KEY, REFLECTED, SERVER_OPTIONS, SERVICE, bind, host_and_port
 from turngym_server.processes.assignments import Assignments, CallerKey, Held, caller_key
@@ -53,7 +54,7 @@ from turngym_server.rpc.batches import (
     step_pending,
     unframe,
 )
-from turngym_server.rpc.call import Context
+from turngym_server.rpc.call import Context, metadata_of
 from turngym_server.rpc.gate import Gate
 from turngym_server.rpc.health import Health
 from turngym_server.rpc.reflection import serve_reflection
@@ -63,13 +64,16 @@ from turngym_server.rpc.wire import Undecodable
 from turngym_server.watching.counts import Counts
 from turngym_server.watching.metrics import MetricsEndpoint, exposition, process_families, refusals, union
 
+log: Final = logging.getLogger(__name__)
+
 DETAILS_KEY: Final = "grpc-status-details-bin"
 SLACK_SECONDS: Final = 1.0
 """How much longer than the workers the front waits for outcomes; a worker that is silent by then has pending ones."""
 _SILENT: Final = status_pb2.Status(
     code=code_pb2.UNAVAILABLE, message="the worker that has this session does not answer now; try again"
 )
-_OWN_METADATA: Final = frozenset({"user-agent", "content-type", "te"})
+_PASSED_ON: Final = frozenset({TOKEN_KEY, "traceparent", "tracestate"})
+"""Metadata that workers read, besides the client's name. Theirs is no other's to give: HOLD_KEY among them."""
 
 
 class Refusal(Exception):
@@ -579,7 +583,7 @@ def _held(answer: Answer, items: int) -> Sequence[Held]:
 
 def _caller_of(context: Context) -> CallerKey:
     """Whose request ids those of a call are."""
-    metadata = tuple(context.invocation_metadata() or ())
+    metadata = metadata_of(context)
     token = "".join(repr(value) for key, value in metadata if key == TOKEN_KEY)
     return caller_key(token, stranger(metadata).client)
 
@@ -669,15 +673,18 @@ async def _call(
         return error
     except grpc.aio.AioRpcError as error:
         return _refusal_of(error)
+    except Exception:
+        # Some of what gRPC raises here its server would take for the end of the caller's own call, and never answer it.
+        log.exception("%s was not passed on to worker %d", rpc, worker.number)
+        return Refusal(grpc.StatusCode.INTERNAL, f"{rpc} could not be passed on to a worker; see the server's log", b"")
 
 
 def _passed_on(context: Context) -> Metadata:
-    """What the caller sent along, but for what belongs to the connection."""
-    return tuple(
-        (key, value)
-        for key, value in context.invocation_metadata() or ()
-        if key not in _OWN_METADATA and key != HOLD_KEY and not key.startswith(("grpc-", ":"))
-    )
+    """What the workers read of what the caller sent along."""
+    metadata = metadata_of(context)
+    passed = ((key, value) for key, value in metadata if key in _PASSED_ON and can_be_sent(value))
+    client = stranger(metadata).client
+    return (*passed, *(((CLIENT_KEY, client),) if client else ()))
 
 
 def _waiting(request: Message) -> float | None:
