@@ -1,9 +1,11 @@
-"""The command `trainer`: warm-start, train, eval, report, compare, settings.
+"""The command `trainer`: warm-start, train, eval, report, compare, sweep, settings.
 
 Every setting is `--set section.key=value`.
 """
 
 import json
+import signal
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -27,6 +29,10 @@ from turngym_trainer.recorded import RecordError, read_run
 from turngym_trainer.report import write_report
 from turngym_trainer.settings import PRESETS, ConfigError, load_config, settings_table
 from turngym_trainer.start import connected, served_environment
+from turngym_trainer.sweep import SweepError, read_sweep
+from turngym_trainer.sweep_page import HEADINGS as SWEEP_HEADINGS
+from turngym_trainer.sweep_page import results, rows, write_sweep_page
+from turngym_trainer.sweep_runs import check, run_sweep
 from turngym_trainer.train import resumable, train
 from turngym_trainer.warm_start import REPORT, Check, WarmStartError, warm_start
 
@@ -167,6 +173,30 @@ def compare_command(
         console.print("No setting differs.")
     if written:
         console.print(f"Page: {written}", highlight=False, soft_wrap=True)
+
+
+@app.command("sweep")
+def sweep_command(
+    file: Annotated[Path, typer.Argument(help="TOML file: folder, seeds, settings, variants, grid; see the README.")],
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; mind run.threads.")] = 1,
+    set_: SetOption = None,
+) -> None:
+    """Trains with several settings over several seeds; called again, it goes on with what is left."""
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        sweep = read_sweep(file, set_ or [])
+        check(sweep)
+        failures = run_sweep(sweep, jobs, lambda line: console.print(line, markup=False, highlight=False))
+        found = results(sweep)
+        written = write_sweep_page(sweep, found)
+    except (SweepError, ConfigError, RecordError, TurngymError, OSError) as error:
+        _fail(str(error))
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    console.print(_text_table(SWEEP_HEADINGS, rows(found), words=1))
+    console.print(f"Page: {written}", highlight=False, soft_wrap=True)
+    if failures:
+        _fail("\n".join([f"{len(failures)} runs failed; mend that and call this again:", *map(str, failures)]))
 
 
 @app.command("settings")
