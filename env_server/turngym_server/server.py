@@ -72,10 +72,10 @@ class Server:
             self._environments, self.config, self._clock, now=self._now, tracing=self._tracing
         )
         self._health = Health(("", SERVICE))
-        handlers = self.service.handlers(), self._health.handlers()
+        health = self._health.handlers()
         server = grpc.aio.server(options=SERVER_OPTIONS)
         self._servers = [server]
-        server.add_generic_rpc_handlers(handlers)
+        server.add_generic_rpc_handlers((self.service.handlers(), health))
         serve_reflection(server, REFLECTED, self.service.access)
         self.port = bind(server, self.config)
         try:
@@ -86,7 +86,7 @@ class Server:
         if self.config.front_socket:
             for_front = grpc.aio.server(options=FRONT_SOCKET_OPTIONS)
             internal = worker_handlers(self.service.metrics), self.service.front_handlers()
-            for_front.add_generic_rpc_handlers((*handlers, *internal))
+            for_front.add_generic_rpc_handlers((self.service.handlers(charged=True), health, *internal))
             for_front.add_insecure_port(f"unix:{self.config.front_socket}")
             self._servers.append(for_front)
         if self.config.metrics_port is not None:

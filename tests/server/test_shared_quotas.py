@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 from server_process import ServerProcess
-from serving import Clock, call_status, details, reason, reset_item
+from serving import Clock, call_status, details, reason, request_id, reset_item
 from token_files import write_tokens
 
 from turngym.v1 import environment_pb2 as pb
@@ -26,6 +26,7 @@ from turngym_server.access.tokens import TokenFile
 from turngym_server.errors import ItemError
 
 WORKERS = 4
+PACED = 6
 LEFT = Left(0.0, 0.0, 0.0)
 QUOTAS = {
     "five": "max_sessions = 5",
@@ -34,6 +35,9 @@ QUOTAS = {
     "busy": "max_sessions = 8",
     "slow": "requests_per_second = 4",
     "small": "bytes_per_second = 1000",
+    **dict.fromkeys(
+        ("GetServer", "KeepAlive", "Close", "Step", "Fork", "StepStream"), f"requests_per_second = {PACED}"
+    ),
 }
 
 
@@ -136,6 +140,37 @@ async def test_one_worker_grants_the_requests_that_the_quota_has(workers: Worker
     admitted += [await says_hello(stub, workers.tokens["slow"]) for stub in (*workers.each,) * 10]
     # A second's worth in hand at first, and one more that each worker may find left in the same moment.
     assert sum(admitted) <= 4 * (1 + time.monotonic() - began) + WORKERS
+
+
+@pytest.mark.parametrize("rpc", ["GetServer", "KeepAlive", "Close", "Step", "Fork", "StepStream"])
+async def test_a_call_through_the_front_costs_one_request(workers: Workers, rpc: str):
+    """However many workers it goes to: of as many calls as the quota has at first none is refused."""
+    metadata = workers.tokens[rpc]
+    ids = [session for stub in workers.each for session in await workers.reset(stub, "free", 1)]
+    turns = pb.StepRequest(items=[pb.StepItem(session_id=each, step_index=1, actions=["Right"]) for each in ids])
+    copies = [pb.ForkItem(request_id=request_id(), session_id=each) for each in ids]
+    requests = {
+        "GetServer": pb.GetServerRequest(),
+        "KeepAlive": pb.KeepAliveRequest(session_ids=ids),
+        "Close": pb.CloseRequest(session_ids=ids),
+        "Step": turns,
+        "Fork": pb.ForkRequest(items=copies),
+    }
+    if rpc == "StepStream":
+        call = workers.front.StepStream(metadata=metadata)
+        for number in range(PACED + 1):
+            await call.write(pb.StepStreamRequest(id=number + 1, step=turns))
+        answers = [await call.read() for _ in range(PACED + 1)]
+        call.cancel()
+        refused = [answer.error for answer in answers if answer.HasField("error")]
+    else:
+        refused = []
+        for _ in range(PACED + 1):
+            try:
+                await getattr(workers.front, rpc)(requests[rpc], metadata=metadata)
+            except grpc.aio.AioRpcError as error:
+                refused.append(call_status(error))
+    assert [reason(each) for each in refused] in ([], ["QUOTA_EXCEEDED"])  # Time has gone by, for one more at most.
 
 
 async def says_hello(stub, metadata) -> bool:

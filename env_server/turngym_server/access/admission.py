@@ -45,8 +45,11 @@ class Access:
         self._now = now
         self._meters: dict[str, tuple[Quotas, Meter]] = {}
 
-    def admit(self, rpc: str, stranger: Caller, metadata: Metadata, size: int) -> Caller:
+    def admit(self, rpc: str, stranger: Caller, metadata: Metadata, size: int, charged: bool = False) -> Caller:
         """The caller of an RPC whose request has `size` bytes.
+
+        Args:
+            charged: another process of this server has let the call in, and counted it.
 
         Raises:
             ItemError: UNAUTHENTICATED, NOT_PERMITTED, QUOTA_EXCEEDED, or INVALID_ITEM for its client's name.
@@ -59,7 +62,7 @@ class Access:
         if self._tokens is None:
             return stranger
         token = self.check(rpc, metadata)
-        quota, wait = self._meter(token.owner, token.quotas).admit(size)
+        quota, wait = ("", 0.0) if charged else self._meter(token.owner, token.quotas).admit(size)
         if quota:
             raise ItemError(
                 Reason.QUOTA_EXCEEDED,

@@ -1,9 +1,10 @@
-"""What the workers of one server have used of each token's quotas, in memory that they share.
+"""What the processes of one server have used of each token's quotas, in memory that they share.
 
-A quota is the token's, whichever worker its calls come to. So each worker writes down what it has granted, in a part of
-the memory that is its own, and reads what the others have. Nobody waits for a lock: a worker that is stopped, or was
-killed, holds up no other. Two workers that grant the last of a quota in the same moment do not both see it left, since
-each writes what it is about to grant before it reads: both refuse then, and are asked again.
+A quota is the token's, whichever worker its calls come to, and of those that the front passes on the front counts each
+once. So the front is one of the workers that this is about, the last of them. Each worker writes down what it has
+granted, in a part of the memory that is its own, and reads what the others have. Nobody waits for a lock: a worker that
+is stopped, or was killed, holds up no other. Two workers that grant the last of a quota in the same moment do not both
+see it left, since each writes what it is about to grant before it reads: both refuse then, and are asked again.
 
 The memory is a file without a name, which the front makes and its workers inherit; it ends with them. A part is
 

@@ -2,8 +2,9 @@
 
 Clients that know how call the workers directly, whose addresses GetServer lists. For all others the front passes calls
 on: an item goes to the worker whose tag begins its session's id, a new one to each worker in turn, and the outcomes
-come back in the order of the items. Requests and replies stay bytes, and the caller's metadata goes with them: the
-front refuses those whose token may not call, and what else a caller may do is decided by the workers.
+come back in the order of the items. Requests and replies stay bytes, and the caller's token and name go with them: the
+front refuses those whose token may not call, or has used up its quotas of requests and bytes, of which a call costs one
+request however many workers it goes to; what else a caller may do is decided by the workers.
 
 Of a Reset all new items go to one worker, so they are admitted as a whole or not at all; where it has no room, the next
 one is asked. A retry goes where its request id went before, until that worker is gone: the front remembers, of each
@@ -35,7 +36,7 @@ from prometheus_client.core import Metric
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.access.admission import TOKEN_KEY, access_of
-from turngym_server.access.caller import CLIENT_KEY, can_be_sent, stranger
+from turngym_server.access.caller import CLIENT_KEY, Caller, can_be_sent, stranger
 from turngym_server.errors import ItemError, Reason
 from turngym_server.listening import FRONT_SERVICE, HOLD_KEY, REFLECTED, SERVER_OPTIONS, SERVICE, bind, host_and_port
 from turngym_server.processes.assignments import Assignments, CallerKey, Held, caller_key
@@ -54,8 +55,8 @@ from turngym_server.rpc.batches import (
     step_pending,
     unframe,
 )
-from turngym_server.rpc.call import Context, metadata_of
-from turngym_server.rpc.gate import Gate
+from turngym_server.rpc.call import Call, Context, abort, metadata_of
+from turngym_server.rpc.gate import Gate, count_refusal
 from turngym_server.rpc.health import Health
 from turngym_server.rpc.reflection import serve_reflection
 from turngym_server.rpc.requests import MAX_WAIT_SECONDS, wait_seconds
@@ -104,6 +105,7 @@ class Refusal(Exception):
         )
 
 
+UnaryMethod = Callable[[bytes, Context], Awaitable[bytes]]
 Answer = bytes | Refusal | WorkerLost | None
 """A worker's reply; None: not there yet."""
 
@@ -233,13 +235,13 @@ class Front:
     async def start(self) -> None:
         """Binds, starts the workers, and begins to serve once all of them do."""
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._access = access_of(self.config)
+        self.workers = Workers(self._order, self._set_health)
+        self._access = access_of(self.config, ledger=self.workers.ledger_of_front())
         self._server.add_generic_rpc_handlers((self._handlers(),))
         self._health = Health(("", SERVICE))
         self._server.add_generic_rpc_handlers((self._health.handlers(),))
         serve_reflection(self._server, REFLECTED, self._access)
         self.port = bind(self._server, self.config)
-        self.workers = Workers(self._order, self._set_health)
         if self.config.metrics_port is not None:
             self._metrics = MetricsEndpoint(self.config.metrics_host, self.config.metrics_port, self._collect)
         await self.workers.start()
@@ -283,17 +285,45 @@ class Front:
     # Calls
 
     def _handlers(self) -> grpc.GenericRpcHandler:
-        methods: dict[str, Callable[[bytes, Context], Awaitable[bytes]]] = {
+        methods: dict[str, UnaryMethod] = {
             "GetServer": self._get_server,
             "ListEnvironments": functools.partial(self._to_anyone, "ListEnvironments"),
             "GetEnvironment": functools.partial(self._to_anyone, "GetEnvironment"),
             **{rpc.name: functools.partial(self._to_owners, rpc) for rpc in BATCHED},
         }
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            name: grpc.unary_unary_rpc_method_handler(_refusing(method)) for name, method in methods.items()
+            name: grpc.unary_unary_rpc_method_handler(self._guarded(name, method)) for name, method in methods.items()
         }
         handlers["StepStream"] = grpc.stream_stream_rpc_method_handler(self._step_stream)
         return Gate(grpc.method_handlers_generic_handler(SERVICE, handlers), self._access, self._counts)
+
+    def _guarded(self, rpc: str, method: UnaryMethod) -> UnaryMethod:
+        """The method, for those who have not used up their quotas; a Refusal is turned into the status of the call."""
+
+        async def answer(data: bytes, context: Context) -> bytes:
+            caller = self._admit(rpc, data, context)
+            if isinstance(caller, ItemError):
+                return await abort(context, caller)
+            try:
+                reply = await method(data, context)
+            except Refusal as error:
+                refusal = error
+            else:
+                self._access.charge(caller, len(reply))
+                return reply
+            trailing = ((DETAILS_KEY, refusal.details),) if refusal.details else ()
+            return await context.abort(refusal.code, refusal.message, trailing)
+
+        return answer
+
+    def _admit(self, rpc: str, data: bytes, context: Context) -> Caller | ItemError:
+        """Whoever sent a request, once it is counted; or why it is refused."""
+        call = Call(rpc, metadata_of(context))
+        try:
+            return self._access.admit(rpc, call.caller, call.metadata, len(data))
+        except ItemError as refusal:
+            count_refusal(call, self._counts.rpc(rpc), refusal)
+            return refusal
 
     async def _get_server(self, data: bytes, context: Context) -> bytes:
         """What the workers that answer are together."""
@@ -434,12 +464,18 @@ class Front:
 
         async def answer(data: bytes) -> bytes:
             request_id, request = _streamed(data)
+            caller = self._admit("StepStream", data, context)
+            if isinstance(caller, ItemError):
+                return refused(request_id, caller.status())
             try:
                 response = await self._to_owners(STEP, request, context)
             except Refusal as refusal:
-                error = refusal.status.SerializeToString()
-                return frame(request_id, pb.StepStreamResponse.ERROR_FIELD_NUMBER, error)
+                return refused(request_id, refusal.status)
+            self._access.charge(caller, len(response))
             return frame(request_id, pb.StepStreamResponse.STEP_FIELD_NUMBER, response)
+
+        def refused(request_id: int, status: status_pb2.Status) -> bytes:
+            return frame(request_id, pb.StepStreamResponse.ERROR_FIELD_NUMBER, status.SerializeToString())
 
         stream = RequestStream(context, answer)
         self._streams.add(stream)
@@ -703,17 +739,3 @@ def _refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
         if key == DETAILS_KEY and isinstance(value, bytes):
             details = value
     return Refusal(error.code(), error.details() or "", details)
-
-
-def _refusing(method: Callable[[bytes, Context], Awaitable[bytes]]) -> Callable[[bytes, Context], Awaitable[bytes]]:
-    """The method, a Refusal turned into the status of the call."""
-
-    async def call(data: bytes, context: Context) -> bytes:
-        try:
-            return await method(data, context)
-        except Refusal as error:
-            refusal = error
-        trailing = ((DETAILS_KEY, refusal.details),) if refusal.details else ()
-        return await context.abort(refusal.code, refusal.message, trailing)
-
-    return call

@@ -298,7 +298,7 @@ class Workers:
         self._changed = changed
         self._stopping = False
         self._slots: dict[int, Worker] = {}
-        self._ledger = ledger.make_memory(order.config.workers)
+        self._ledger = ledger.make_memory(order.config.workers + 1)
         self._keepers: list[asyncio.Task[None]] = []
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -310,6 +310,11 @@ class Workers:
     def addresses(self) -> Sequence[str]:
         """Where each worker listens, or did and is likely to again."""
         return [worker.address for worker in self._slots.values()]
+
+    def ledger_of_front(self) -> ledger.Ledger:
+        """What the front counts of each token's quotas, where the workers see it."""
+        processes = self._order.config.workers + 1
+        return ledger.Ledger(os.dup(self._ledger), processes, processes)
 
     def by_tag(self) -> Mapping[bytes, Worker]:
         return {worker.tag: worker for worker in self.serving}

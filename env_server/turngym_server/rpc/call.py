@@ -41,13 +41,15 @@ class Call:
         items: how many it holds; 0 where it is no batch, or could not be read.
         failures: how many of its items failed, by reason. first: what the first of them was told.
         first_session: the session that it named, which need not exist.
+        charged: whether the front counts it against its caller's quotas.
         environments: how many of its items are about each environment; None: nobody wants to know.
     """
 
-    __slots__ = ("caller", "environments", "failures", "first", "first_session", "items", "metadata", "rpc")
+    __slots__ = ("caller", "charged", "environments", "failures", "first", "first_session", "items", "metadata", "rpc")
 
-    def __init__(self, rpc: str, metadata: Metadata) -> None:
+    def __init__(self, rpc: str, metadata: Metadata, charged: bool = False) -> None:
         self.rpc = rpc
+        self.charged = charged
         self.metadata = metadata
         self.caller = stranger(metadata)
         self.items = 0

@@ -113,7 +113,7 @@ class EnvironmentService:
         self.hosts: Mapping[str, EnvironmentHost] = {
             host.spec.id: host for host in sorted(hosts, key=lambda host: host.spec.id)
         }
-        ledger = None if config.ledger is None else Ledger(config.ledger, config.workers, config.number)
+        ledger = None if config.ledger is None else Ledger(config.ledger, config.workers + 1, config.number)
         self.access = access_of(config, clock, now, ledger=ledger)
         self.draining = False
         self.runtime = Runtime(clock, config.threads, config.max_queued_per_caller)
@@ -139,8 +139,8 @@ class EnvironmentService:
         versions = {host.spec.id: host.spec.version for host in self.hosts.values()}
         return families(self.runtime.counts, self.table, versions)
 
-    def handlers(self) -> grpc.GenericRpcHandler:
-        """What a gRPC server needs to serve the RPCs."""
+    def handlers(self, charged: bool = False) -> grpc.GenericRpcHandler:
+        """What a gRPC server needs to serve the RPCs; `charged`: to a front, which counts calls against quotas."""
         methods: dict[str, Callable[[bytes, Call], Reply]] = {
             "GetServer": self.get_server,
             "ListEnvironments": self.list_environments,
@@ -153,7 +153,9 @@ class EnvironmentService:
             "Close": self.close,
         }
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            name: grpc.unary_unary_rpc_method_handler(self._guarded(name, method, self.runtime.counts.rpc(name)))
+            name: grpc.unary_unary_rpc_method_handler(
+                self._guarded(name, method, self.runtime.counts.rpc(name), charged)
+            )
             for name, method in methods.items()
         }
         handlers["StepStream"] = grpc.stream_stream_rpc_method_handler(self.step_stream)
@@ -161,11 +163,13 @@ class EnvironmentService:
 
     # Every call
 
-    def _guarded(self, rpc: str, method: Callable[[bytes, Call], Reply], counts: RpcCounts) -> UnaryMethod:
+    def _guarded(
+        self, rpc: str, method: Callable[[bytes, Call], Reply], counts: RpcCounts, charged: bool
+    ) -> UnaryMethod:
         """The method, for those who may call it; what refuses a whole call is its status."""
 
         async def answer(data: bytes, context: Context) -> bytes:
-            call = Call(rpc, metadata_of(context))
+            call = Call(rpc, metadata_of(context), charged)
             reply = self._answer(call, len(data), lambda call: method(data, call), counts)
             if not isinstance(reply, bytes | ItemError):
                 reply = await reply
@@ -198,7 +202,7 @@ class EnvironmentService:
 
     def _admitted(self, call: Call, size: int, work: Callable[[Call], Reply]) -> Reply:
         """The reply, if the caller may have one."""
-        call.caller = self.access.admit(call.rpc, call.caller, call.metadata, size)
+        call.caller = self.access.admit(call.rpc, call.caller, call.metadata, size, call.charged)
         return work(call) if size < COUNTED_FROM else self._held(call, size, work)
 
     async def _held(self, call: Call, size: int, work: Callable[[Call], Reply]) -> bytes:
@@ -229,7 +233,8 @@ class EnvironmentService:
         if call.failures:
             counts.item_errors.update(call.failures)
             _log_failures(call)
-        self.access.charge(call.caller, len(reply))
+        if not call.charged:
+            self.access.charge(call.caller, len(reply))
 
     def _refused(self, call: Call, counts: RpcCounts, began: float, error: ItemError | DecodeError) -> ItemError:
         """Counts and logs why a whole call is refused."""
@@ -359,9 +364,13 @@ class EnvironmentService:
 
     async def _hold(self, data: bytes, context: Context) -> bytes:
         """Keeps places for what a Fork asks for, and gives their name. Refused as the Fork would be."""
-        call, counts, began = Call("Fork", metadata_of(context)), self.runtime.counts.rpc("Fork"), time.perf_counter()
+        call, counts, began = (
+            Call("Fork", metadata_of(context), True),
+            self.runtime.counts.rpc("Fork"),
+            time.perf_counter(),
+        )
         try:
-            call.caller = self.access.admit(call.rpc, call.caller, call.metadata, len(data))
+            call.caller = self.access.admit(call.rpc, call.caller, call.metadata, 0, True)
             _, items = decode(pb.ForkRequest, pb.ForkItem, data)
             asked = await self._asked(items, call, self._copies(call))
             if asked.new:
@@ -373,13 +382,17 @@ class EnvironmentService:
 
     async def _fork_held(self, data: bytes, context: Context) -> bytes:
         """A Fork whose places are kept; in the metadata is their name."""
-        call, counts, began = Call("Fork", metadata_of(context)), self.runtime.counts.rpc("Fork"), time.perf_counter()
+        call, counts, began = (
+            Call("Fork", metadata_of(context), True),
+            self.runtime.counts.rpc("Fork"),
+            time.perf_counter(),
+        )
         held = next((str(value) for key, value in call.metadata if key == HOLD_KEY), "")
 
         async def answer() -> bytes:
-            # What it may do, and its quotas, were looked at when the places were taken.
+            # What it may do was looked at when the places were taken.
             holder = self.table.holder(held)
-            call.caller = holder or self.access.admit(call.rpc, call.caller, call.metadata, len(data))
+            call.caller = holder or self.access.admit(call.rpc, call.caller, call.metadata, 0, True)
             return await self._fork(data, call, held)
 
         reply = await self._finished(call, counts, began, answer())
