@@ -32,7 +32,11 @@ from turngym_server.rng import Rng
 
 
 class Options(BaseModel):
-    """Base of option models: frozen, and an unknown key is an error."""
+    """Base of option models: frozen, and an unknown key is an error.
+
+    Validators run in the server, on its event loop, where nothing cuts them off: they must be quick, and raise
+    ValueError only.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -157,7 +161,8 @@ class Environment(ABC, Generic[OptionsT]):
     def instructions(cls, options: OptionsT, limits: Limits) -> str:
         """All an agent needs to be told to play well: goal, symbols, legal actions, rewards, limits.
 
-        How an answer is wrapped (`<answer>`) is the agent's affair and is not said here.
+        How an answer is wrapped (`<answer>`) is the agent's affair and is not said here. Runs in the server even where
+        instances have processes of their own, once for each options and limits, so it must be quick. At most 256 KiB.
         """
 
     @abstractmethod
@@ -198,7 +203,10 @@ class Environment(ABC, Generic[OptionsT]):
 
     @classmethod
     def world_count(cls, options: OptionsT) -> int | None:
-        """Distinct worlds under these options where that is known by construction; None: it has to be counted."""
+        """Distinct worlds under these options where that is known by construction; None: it has to be counted.
+
+        Runs on the server's event loop, so it must be quick.
+        """
         return None
 
     @classmethod

@@ -83,6 +83,11 @@ CODES: Final[Mapping[Reason, "code_pb2.Code"]] = {
 }
 
 
+ENVIRONMENT_ERRORS: Final = (Exception, SystemExit, KeyboardInterrupt, GeneratorExit)
+"""What an environment may raise without taking more than its own episode down. A person's Ctrl-C is not among it: the
+command takes SIGINT through the event loop."""
+
+
 class ItemError(Exception):
     """One item, or a whole call, is refused or has failed.
 

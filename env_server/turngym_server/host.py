@@ -8,6 +8,7 @@ import difflib
 import functools
 import hashlib
 import json
+import logging
 import math
 import re
 import secrets
@@ -30,7 +31,7 @@ from turngym_server.environment import (
     Options,
     Start,
 )
-from turngym_server.errors import ItemError, Reason
+from turngym_server.errors import ENVIRONMENT_ERRORS, ItemError, Reason, exception_text
 from turngym_server.processes.isolation import Isolator
 from turngym_server.reference import (
     LEAST_HELD_OUT_WORLDS,
@@ -46,10 +47,14 @@ from turngym_server.sessions.episode import (
     NoiseSegment,
     Turn,
     check_returned,
+    checked_instructions,
     checked_observation,
     finite_metrics,
 )
 from turngym_server.splits import HELD_OUT_SHARE, Split, split_of, world_id
+from turngym_server.watching.logs import Event
+
+log: Final = logging.getLogger(__name__)
 
 MAX_DRAWS: Final = 1_000
 """Draws of an instance until one of the asked split comes."""
@@ -133,6 +138,7 @@ class StartedEpisode:
     last_actions: tuple[str, ...] | None
     instance_id: str
     world_id: str
+    instructions: str
 
 
 class EnvironmentHost:
@@ -180,7 +186,7 @@ class EnvironmentHost:
         """Options from a client's JSON object; "" means all defaults.
 
         Raises:
-            ItemError: INVALID_OPTIONS.
+            ItemError: INVALID_OPTIONS, or ENVIRONMENT_FAILED where a validator raises what pydantic does not expect.
         """
         if (size := len(options_json.encode())) > MAX_OPTIONS_BYTES:
             raise _invalid_options(f"options of {size} bytes; expected at most {MAX_OPTIONS_BYTES}")
@@ -199,7 +205,13 @@ class EnvironmentHost:
             raise self._option_error(error) from error
         except ValueError as error:
             raise _invalid_options(f"options of {self.spec.id} cannot be written as JSON in UTF-8: {error}") from error
+        except ENVIRONMENT_ERRORS as error:
+            raise self._failed("reading options; a validator must raise ValueError", error) from error
         return ResolvedOptions(model, resolved)
+
+    def _failed(self, what: str, error: BaseException) -> ItemError:
+        log.error("%s failed in %s", self.spec.id, what, exc_info=error, extra=Event(environment=self.spec.id))
+        return ItemError(Reason.ENVIRONMENT_FAILED, f"{self.spec.id} failed in {what}: {exception_text(error)}")
 
     def _option_error(self, error: ValidationError) -> ItemError:
         faults = error.errors(include_url=False)
@@ -244,8 +256,15 @@ class EnvironmentHost:
         return schema
 
     def _instructions(self, options_json: str, limits: Limits) -> str:
-        """What an agent has to be told, for resolved options."""
-        return self.spec.environment.instructions(self.resolve_options(options_json).model, limits)
+        """What an agent has to be told, for resolved options.
+
+        Raises:
+            EnvironmentFault: it cannot be sent.
+            Exception: whatever the environment raises.
+        """
+        return checked_instructions(
+            self.spec.environment.instructions(self.resolve_options(options_json).model, limits)
+        )
 
     def resolve_limits(self, requested: RequestedLimits, default: Limits | None = None) -> Limits:
         """Limits with defaults filled in, from `default` or else the spec.
@@ -296,7 +315,11 @@ class EnvironmentHost:
         if self._catalogue is not None:
             held_out = self.world_count(options_json, Split.HELD_OUT)
             return held_out is not None and held_out.worlds >= LEAST_HELD_OUT_WORLDS
-        worlds = self.spec.environment.world_count(self.resolve_options(options_json).model)
+        options = self.resolve_options(options_json).model
+        try:
+            worlds = self.spec.environment.world_count(options)
+        except ENVIRONMENT_ERRORS as error:
+            raise self._failed("world_count", error) from error
         if worlds is not None:
             return worlds * HELD_OUT_SHARE >= LEAST_HELD_OUT_WORLDS
         return self._reference.divides(options_json)
@@ -347,6 +370,7 @@ class EnvironmentHost:
     def _start(self, environment: Environment[Any], plan: Plan, now: float) -> StartedEpisode:
         plan, start, world = self._permitted(environment, plan)
         limits = self.resolve_limits(plan.limits, start.limits)
+        instructions = self.instructions(plan.options.json, limits)
         observation = checked_observation(start.observation)
         digest = first_digest(
             canonical_json(
@@ -374,6 +398,7 @@ class EnvironmentHost:
             last_actions=plan.turns[-1] if plan.turns else None,
             instance_id=self._instance_id(plan.options, observation, world),
             world_id=world_id(self.spec.family, self.spec.split_epoch, world),
+            instructions=instructions,
         )
 
     def _permitted(self, environment: Environment[Any], plan: Plan) -> tuple[Plan, Start, bytes]:

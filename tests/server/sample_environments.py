@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from turngym_server.environment import (
     DEFAULT_CAPS,
@@ -131,6 +131,16 @@ CLOSED: list[bool] = []
 
 class FaultyOptions(Options):
     reset: str = ""
+    told: str = ""
+
+    @field_validator("told")
+    @classmethod
+    def _check(cls, told: str) -> str:
+        if told == "type":
+            raise TypeError("a validator's own")
+        if told == "exit":
+            raise SystemExit(3)
+        return told
 
 
 class Faulty(Environment[FaultyOptions]):
@@ -140,6 +150,21 @@ class Faulty(Environment[FaultyOptions]):
 
     @classmethod
     def instructions(cls, options: FaultyOptions, limits: Limits) -> str:
+        match options.told:
+            case "raise":
+                raise RuntimeError("nothing to say")
+            case "nothing":
+                return None
+            case "surrogate":
+                return "a\ud800"
+            case "long":
+                return "é" * 131_073
+            case "longest":
+                return "é" * 131_072
+            case "hang":
+                GATE.wait()
+            case _:
+                pass
         return "Break something."
 
     def reset(self, level: Rng) -> Start:

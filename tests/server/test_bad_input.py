@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 from google.protobuf.message import DecodeError
-from sample_environments import DICE, FAULTY, LEVELS, PLAYED, UNSURE_DICE
+from sample_environments import DICE, FAULTY, GATE, LEVELS, PLAYED, THREADED_FAULTY, UNSURE_DICE
 from serving import Clock, call_status, details, reason, request_id, reset_error, reset_item, serving, start, step
 
 from turngym.v1 import environment_pb2 as pb
@@ -608,3 +608,50 @@ async def test_unknown_environment_has_no_spec():
 def test_default_limits_are_those_of_the_samples():
     """The tests' numbers rest on it."""
     assert DICE.limits == Limits(max_turns=20, max_actions=30, max_actions_per_turn=3)
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ("type", "TypeError: a validator's own"),
+        ("exit", "SystemExit: 3"),
+        ("raise", "RuntimeError: nothing to say"),
+        ("nothing", "instructions returned NoneType; expected str"),
+        ("surrogate", "lone surrogate at 1"),
+        ("long", "instructions of 262146 bytes; at most 262144"),
+    ],
+)
+async def test_options_and_instructions_that_fail_take_no_other_item_down(told, words):
+    async with serving(FAULTY) as (stub, server):
+        options = json.dumps({"told": told})
+        items = [reset_item("faulty"), reset_item("faulty", options_json=options), reset_item("faulty")]
+        before, failed, after = (await stub.Reset(pb.ResetRequest(items=items))).outcomes
+        assert before.started.instructions == after.started.instructions == "Break something."
+        assert reason(failed) == "ENVIRONMENT_FAILED"
+        assert words in failed.error.message
+        assert server.service.table.held == 2
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.GetEnvironment(pb.GetEnvironmentRequest(environment_id="faulty", options_json=options))
+        assert reason(call_status(refused.value)) == "ENVIRONMENT_FAILED"
+        assert words in str(refused.value.details())
+
+
+async def test_the_longest_instructions_are_sent():
+    async with serving(FAULTY) as (stub, _):
+        begun = await start(stub, environment_id="faulty", options_json='{"told": "longest"}')
+        assert begun.instructions == "é" * 131_072
+
+
+async def test_instructions_that_hang_miss_the_deadline():
+    GATE.clear()
+    try:
+        async with serving(THREADED_FAULTY) as (stub, _):
+            options = '{"told": "hang"}'
+            error = await reset_error(stub, reset_item("threaded_faulty", options_json=options))
+            assert reason(error) == "STEP_DEADLINE"
+            request = pb.GetEnvironmentRequest(environment_id="threaded_faulty", options_json=options)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.GetEnvironment(request, timeout=60)
+            assert reason(call_status(refused.value)) == "STEP_DEADLINE"
+    finally:
+        GATE.set()

@@ -22,7 +22,7 @@ from turngym_server.access.caller import Caller
 from turngym_server.access.ledger import Ledger
 from turngym_server.config import ServerConfig
 from turngym_server.environment import EnvironmentSpec, Limits
-from turngym_server.errors import ItemError, Reason, exception_text
+from turngym_server.errors import ENVIRONMENT_ERRORS, ItemError, Reason, exception_text
 from turngym_server.host import EnvironmentHost, Plan
 from turngym_server.listening import FRONT_SERVICE, HOLD_KEY, MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, SERVICE
 from turngym_server.processes.isolation import retried
@@ -61,7 +61,6 @@ from turngym_server.sessions.digest import canonical_json, encode_actions
 from turngym_server.sessions.episode import MAX_ACTION_BYTES, MAX_OBSERVATION_BYTES
 from turngym_server.sessions.seeds import seeds_event, seeds_in_words
 from turngym_server.sessions.session import (
-    ENVIRONMENT_ERRORS,
     Identity,
     Runtime,
     Session,
@@ -295,7 +294,7 @@ class EnvironmentService:
                 summary=spec.summary,
                 options_schema_json=canonical_json(host.options_schema()),
                 options_json=options_json,
-                instructions=host.instructions(options_json, limits),
+                instructions=await self._instructions(call, host, options_json, limits),
                 action_separator=spec.action_separator,
                 action_kind=messages.ACTION_KINDS[spec.action_kind],
                 tools_json=spec.tools,
@@ -307,6 +306,28 @@ class EnvironmentService:
                 step_deadline_seconds=spec.step_deadline,
             )
         ).SerializeToString()
+
+    async def _instructions(self, call: Call, host: EnvironmentHost, options_json: str, limits: Limits) -> str:
+        """What an agent has to be told, from a thread.
+
+        Raises:
+            ItemError: ENVIRONMENT_FAILED or STEP_DEADLINE.
+        """
+        spec = host.spec
+        what = f"the instructions of {spec.id} for options {options_json}"
+        try:
+            return await self.runtime.threads(spec).run(
+                lambda: host.instructions(options_json, limits), spec.step_deadline, account=call.caller.account
+            )
+        except ItemError:
+            raise
+        except Overrun:
+            raise ItemError(
+                Reason.STEP_DEADLINE, f"{what} ran past their deadline of {spec.step_deadline:g} s"
+            ) from None
+        except ENVIRONMENT_ERRORS as error:
+            log.exception("%s failed", what, extra=Event(rpc=call.rpc, environment=spec.id, options=options_json))
+            raise ItemError(Reason.ENVIRONMENT_FAILED, f"{what} failed: {exception_text(error)}") from error
 
     # Sessions that begin
 
@@ -537,6 +558,7 @@ class EnvironmentService:
                 seal=plan.seal,
                 instance_id=started.instance_id,
                 world_id=started.world_id,
+                instructions=started.instructions,
             )
             session = Session(
                 identity,

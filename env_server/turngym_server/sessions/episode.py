@@ -257,6 +257,25 @@ def checked_observation(observation: str) -> str:
     return observation
 
 
+def checked_instructions(instructions: object) -> str:
+    """What an environment's `instructions` returned, if it is a text that can be sent.
+
+    Raises:
+        EnvironmentFault: it is no text, holds a lone surrogate, or is longer than 256 KiB.
+    """
+    if not isinstance(instructions, str):
+        raise EnvironmentFault(f"instructions returned {type(instructions).__name__}; expected str")
+    try:
+        size = len(instructions.encode())
+    except UnicodeEncodeError as error:
+        raise EnvironmentFault(
+            f"instructions hold a lone surrogate at {error.start}; expected a text that UTF-8 can hold"
+        ) from None
+    if size > MAX_OBSERVATION_BYTES:
+        raise EnvironmentFault(f"instructions of {size} bytes; at most {MAX_OBSERVATION_BYTES} can be sent")
+    return instructions
+
+
 def finite_metrics(metrics: Mapping[str, float]) -> Mapping[str, float] | None:
     """The metrics, if all are numbers."""
     for name, value in metrics.items():

@@ -16,7 +16,7 @@ from turngym.v1 import environment_pb2 as pb
 from turngym_server.access.caller import Caller
 from turngym_server.access.sealed import Seal
 from turngym_server.environment import Environment, EnvironmentSpec
-from turngym_server.errors import ItemError, Reason, exception_text
+from turngym_server.errors import ENVIRONMENT_ERRORS, ItemError, Reason, exception_text
 from turngym_server.host import EnvironmentHost
 from turngym_server.processes.isolation import Killings, ProcessKilled
 from turngym_server.rpc import messages
@@ -30,11 +30,6 @@ from turngym_server.watching.counts import Counts, Departure, Origin
 from turngym_server.watching.logs import Event, without_text
 
 log: Final = logging.getLogger(__name__)
-
-ENVIRONMENT_ERRORS: Final = (Exception, SystemExit, KeyboardInterrupt, GeneratorExit)
-"""What an environment may raise without taking more than its own episode down. A person's Ctrl-C is not among it: the
-command takes SIGINT through the event loop."""
-
 
 T = TypeVar("T")
 
@@ -89,6 +84,7 @@ class Identity:
     seal: Seal | None
     instance_id: str
     world_id: str
+    instructions: str
 
     def describe(self, noise: Sequence[NoiseSegment]) -> str:
         """All that is needed to meet the same instance again, for logs."""
@@ -450,7 +446,7 @@ class Session:
             noise=[] if sealed else messages.noise(self.start_noise),
             instance_id="" if sealed else identity.instance_id,
             world_id="" if sealed else identity.world_id,
-            instructions=identity.host.instructions(identity.options_json, self.episode.limits),
+            instructions=identity.instructions,
             action_separator=spec.action_separator,
             step_index=self.start_index,
             state=pb.Transition.FromString(self.start_state),
