@@ -13,6 +13,7 @@ from typing import Final
 
 import turngym_server.envs
 from turngym_server.environment import REGISTRY, EnvironmentSpec, Isolation
+from turngym_server.errors import exception_text
 from turngym_server.host import did_you_mean, nearest
 
 ENTRY_POINTS: Final = "turngym.environments"
@@ -35,8 +36,12 @@ def load_third_party() -> None:
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             entry_point.load()
-        except Exception as error:
-            raise ValueError(f"entry point {entry_point.name!r} ({entry_point.value}) failed: {error}") from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # A module that ends the process must not do so unheard.
+            raise ValueError(
+                f"entry point {entry_point.name!r} ({entry_point.value}) failed: {exception_text(error)}"
+            ) from error
 
 
 def find_specs(names: Sequence[str], isolated: Sequence[str] = ()) -> list[EnvironmentSpec]:
@@ -78,7 +83,9 @@ def _specs_of(name: str) -> list[EnvironmentSpec]:
         environment = getattr(_imported(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"environment {name!r} cannot be imported: {error}") from error
-    except Exception as error:  # Whatever a user's module raises.
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # Whatever a user's module raises, sys.exit included.
         raise ValueError(f"environment {name!r} cannot be imported: {_told(error)}") from error
     specs = [spec for spec in REGISTRY.values() if spec.environment is environment]
     if not specs:
@@ -93,8 +100,8 @@ def _imported(module: str) -> ModuleType:
     return importlib.import_module(module)
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """What was raised, and by which line."""
     *_, last = traceback.extract_tb(error.__traceback__)
     where = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
-    return f"{type(error).__name__}: {error}{where}"
+    return f"{exception_text(error)}{where}"

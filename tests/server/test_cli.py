@@ -88,6 +88,8 @@ def test_serves_and_stops(serve, tmp_path):
     [
         ("1 +", r"SyntaxError: invalid syntax \(mine\.py, line 1\)"),
         ("\nraise RuntimeError('no licence')", r"RuntimeError: no licence \(\S+mine\.py, line 2\)"),
+        ("raise SystemExit(0)", r"SystemExit: 0 \(\S+mine\.py, line 1\)"),
+        ("class Odd(BaseException): ...\nraise Odd", r"Odd \(\S+mine\.py, line 2\)"),
         ("import nowhere_at_all", "No module named 'nowhere_at_all'"),
         ("", "module 'mine' has no attribute 'Class'"),
     ],
