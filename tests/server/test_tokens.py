@@ -27,11 +27,26 @@ DIGEST = "ab" * 32
         ("[alice", "at end of document"),
         (f'[alice]\nrole = "train"\nsha256 = "{DIGEST}"\n[alice]\n', "line 4"),
         (f'[bob]\nrole = "train"\nsha256 = "{DIGEST}"\n\n[alice]\nrole = "train"\n', "line 5, [alice]: sha256"),
-        (f'[alice]\nsha256 = "{DIGEST}"\n', "line 1, [alice]: role"),
-        (f'\n[alice]\nrole = "trian"\nsha256 = "{DIGEST}"\n', "line 2, [alice]: role: Input should be 'train'"),
+        (f'[alice]\nsha256 = "{DIGEST}"\n', "line 1, [alice]: role: missing; expected train, evaluate or admin"),
+        (
+            f'\n[alice]\nrole = "trian"\nsha256 = "{DIGEST}"\n',
+            "line 2, [alice]: role: got 'trian'; expected train, ",
+        ),
+        (f'[alice]\nrole = "alice.{"s" * 43}"\nsha256 = "{DIGEST}"\n', "role: got … (49 characters); expected train"),
+        (f'[alice]\nrole = train\nsha256 = "{DIGEST}"\n', "no TOML at line 2, column 8; expected [name]"),
+        (
+            f'[alice]\nrole = "train"\nsha256 = "{DIGEST}"\n{DIGEST} = 1\n',
+            "unknown key … (64 characters); expected role, sha256",
+        ),
+        (f'[alice]\nrole = "train"\n[{DIGEST}]\n[{DIGEST}]\n', "no TOML at line 4"),
+        (f'["alice.{"s" * 43}"]\nrole = "train"\nsha256 = "{DIGEST}"\n', "token name … (49 characters)"),
+        (f"{DIGEST} = 1\n", "… (64 characters) stands outside"),
         (f'[alice]\nrole = "train"\nsha256 = "{DIGEST}"\nexpire = 2030-01-01\n', "did you mean 'expires'?"),
         (f'[alice]\nrole = "train"\nsha256 = "{DIGEST}"\nexpires = 2030-01-01T00:00:00\n', "[alice]: expires"),
-        (f'[alice]\nrole = "train"\nsha256 = "{DIGEST}"\nmax_sessions = 0\n', "[alice]: max_sessions"),
+        (
+            f'[alice]\nrole = "train"\nsha256 = "{DIGEST}"\nmax_sessions = 0\n',
+            "[alice]: max_sessions: got '0'; expected",
+        ),
         (f'[alice]\nrole = "train"\nsha256 = "{DIGEST}"\nmax_sessions = 1{"0" * 400}\n', "[alice]: max_sessions"),
         (f'[alice]\nrole = "train"\nsha256 = "{DIGEST}"\nmax_sessions = 1{"0" * 6_000}\n', "no TOML"),
         ("a=" + "[" * 20_000, "no TOML: nested too deeply"),
@@ -50,7 +65,7 @@ def test_a_malformed_file(text, said, tmp_path):
         TokenFile(path)
     assert said in str(refused.value)
     assert str(path) in str(refused.value)
-    assert "alice.secret" not in str(refused.value)
+    assert all(secret not in str(refused.value) for secret in ("alice.secret", DIGEST, "s" * 43))
 
 
 @pytest.mark.parametrize(

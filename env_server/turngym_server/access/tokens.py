@@ -51,6 +51,17 @@ TELL_SECONDS: Final = 10.0
 """While the file cannot be read, the log says so this often; reading it is tried at every call."""
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What a token may be called: a bare key of TOML."""
+MAX_TOLD: Final = 32
+"""Characters of the longest name or value that an error shows; a secret has 43, its SHA-256 64."""
+_EXPECTED: Final = """[name] and under it lines such as role = "train" and sha256 = "…", each text in quotes"""
+_EXPECTED_VALUES: Final = {
+    "role": f"{', '.join(role.value for role in list(Role)[:-1])} or {list(Role)[-1].value}",
+    "sha256": "the 64 hexadecimal digits of a token's SHA-256, never the token itself",
+    "expires": "a time with its zone, such as 2027-06-30T00:00:00Z",
+    "max_sessions": f"a whole number from 1 to {MAX_SESSIONS}",
+    "requests_per_second": f"a number from {MIN_REQUESTS_PER_SECOND:g} to {MAX_REQUESTS_PER_SECOND:g}",
+    "bytes_per_second": f"a number from {MIN_BYTES_PER_SECOND:g} to {MAX_BYTES_PER_SECOND:g}",
+}
 _NO_DIGEST: Final = b"\0" * hashlib.sha256().digest_size
 """Compared with where there is no token of that name, so that it takes as long."""
 
@@ -124,7 +135,7 @@ def _tokens(path: Path, text: str) -> dict[str, Token]:
     try:
         content = tomllib.loads(text)
     except ValueError as error:  # Not TOMLDecodeError alone: of a number of too many digits int says so.
-        raise ValueError(f"{path}: no TOML: {error}") from error
+        raise ValueError(f"{path}: no TOML{_toml_fault(error)}; expected {_EXPECTED}") from None  # May hold a secret.
     except RecursionError as error:
         raise ValueError(f"{path}: no TOML: nested too deeply") from error
     if not content:
@@ -136,14 +147,15 @@ def _token(path: Path, text: str, name: str, entry: object) -> Token:
     where = f"{path}, line {_line_of(text, name)}"
     if not isinstance(entry, dict):
         raise ValueError(  # noqa: TRY004  # What is wrong is the file.
-            f"{where}: {name!r} stands outside of any [token]; expected sections such as [alice]"
+            f"{where}: {_shown(name)} stands outside of any [token]; expected sections such as [alice]"
         )
     if not NAME.fullmatch(name):
-        raise ValueError(f"{where}: token name {name[:100]!r}: expected 1 to 64 letters, digits, _ or -")
+        raise ValueError(f"{where}: token name {_shown(name)}: expected 1 to 64 letters, digits, _ or -")
     try:
         read = _Entry.model_validate(entry)
     except ValidationError as error:
-        raise ValueError(f"{where}, [{name}]: {_first_fault(error)}") from None  # Its input may be a secret.
+        section = name if len(name) <= MAX_TOLD else "…"
+        raise ValueError(f"{where}, [{section}]: {_first_fault(error)}") from None  # Its input may be a secret.
     return Token(
         name=name,
         role=read.role,
@@ -158,21 +170,36 @@ def _token(path: Path, text: str, name: str, entry: object) -> Token:
     )
 
 
+def _shown(text: str) -> str:
+    """What an error shows of a name or value: nothing of what is long enough for a secret in its place."""
+    return repr(text) if len(text) <= MAX_TOLD else f"… ({len(text)} characters)"
+
+
 def _line_of(text: str, name: str) -> int:
     """Where a section, or a key outside of one, begins."""
     begins = re.compile(rf"""\s*(\[\s*)?(["']?){re.escape(name)}\2\s*[\].=]""")
     return next((number for number, line in enumerate(text.splitlines(), start=1) if begins.match(line)), 1)
 
 
+def _toml_fault(error: ValueError) -> str:
+    """Where a file stops being TOML. tomllib's other words may quote a secret in it."""
+    place = re.search(r"\((at line \d+, column \d+|at end of document)\)$", str(error))
+    return f" {place[1]}" if place else ": a number has too many digits"
+
+
 def _first_fault(error: ValidationError) -> str:
-    fault = error.errors(include_input=False, include_context=False)[0]
+    fault = error.errors(include_context=False)[0]
     key = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
         close = nearest(key, _Entry.model_fields)
-        return f"unknown key {key!r}{f'; did you mean {close!r}?' if close else ''}"
+        remedy = f"did you mean {close!r}?" if close else f"expected {', '.join(_Entry.model_fields)}"
+        return f"unknown key {_shown(key)}; {remedy}"
     if key == "sha256":
-        return "sha256: expected the 64 hexadecimal digits of a token's SHA-256, never the token itself"
-    return f"{key}: {fault['msg']}"
+        return f"sha256: expected {_EXPECTED_VALUES[key]}"
+    expected = _EXPECTED_VALUES[key]
+    if fault["type"] == "missing":
+        return f"{key}: missing; expected {expected}"
+    return f"{key}: got {_shown(str(fault['input']))}; expected {expected}"
 
 
 class TokenFile:
