@@ -222,6 +222,7 @@ from grpc._cython.cygrpc import ExecuteBatchError
 from turngym_server.watching import logs
 
 logs.configure(sys.argv[1], logs.LogFormat.JSON)
+logging.getLogger("grpc._cython.cygrpc").debug("Loaded running loop")
 for error in (
     ExecuteBatchError('Failed "execute_batch": (<SendMessageOperation>,)'),
     ExecuteBatchError("Failed grpc_call_start_batch: 8"),

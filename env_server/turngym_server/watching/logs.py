@@ -259,6 +259,8 @@ def configure(level: str, format: LogFormat, worker: int = 0) -> None:
     logging.raiseExceptions = False
     logging.basicConfig(handlers=[handler], level=level)
     logging.getLogger(GRPC_LOGGER).addFilter(calm)
+    # At debug gRPC tells of every event loop that it finds.
+    logging.getLogger("grpc").setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
 def dropped() -> int:
