@@ -96,8 +96,17 @@ async def test_mutual_tls(pem):
         (["--host", "::"], "give --tokens and --tls-cert"),
         (["--host", "0.0.0.0", "--tokens", "tokens.toml"], "give --tls-cert and --tls-key, or --insecure"),
         (["--tls-cert", "server.pem"], "go together"),
-        (["--tls-cert", "server.pem", "--tls-key", "client.key"], "belong together"),
-        (["--tls-cert", "server.csr", "--tls-key", "server.key"], "belong together"),
+        (
+            ["--tls-cert", "server.pem", "--tls-key", "client.key"],
+            "client.key: not the key of the first certificate in",
+        ),
+        (["--tls-cert", "server.csr", "--tls-key", "server.key"], "server.csr: no certificates that can be read"),
+        (["--tls-cert", "server.key", "--tls-key", "server.key"], "server.key: no certificates that can be read"),
+        (["--tls-cert", "server.pem", "--tls-key", "server.pem"], "server.pem: no key that can be read"),
+        (
+            ["--tls-cert", "server.pem", "--tls-key", "server.key", "--client-ca", "server.csr"],
+            "server.csr: no certificates that can be read; expected for --client-ca",
+        ),
         (["--tls-cert", "none.pem", "--tls-key", "server.key"], "none.pem"),
     ],
 )

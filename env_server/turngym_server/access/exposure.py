@@ -46,15 +46,36 @@ def server_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc.Se
     """
     chain, private = cert.read_bytes(), key.read_bytes()
     authorities = None if client_ca is None else client_ca.read_bytes()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        # gRPC would say only that it cannot listen. A key with a pass phrase is refused instead of asked for.
-        context.load_cert_chain(cert, key, password="")
-        if client_ca is not None:
-            context.load_verify_locations(client_ca)
-    except ssl.SSLError as error:
-        named = f"{cert} and {key}" + (f" and {client_ca}" if client_ca else "")
-        raise ValueError(f"{named}: no certificate, key and authorities in PEM that belong together: {error}") from None
+    _check_certificates(cert, "--tls-cert: the server's certificate, then those that vouch for it")
+    if client_ca is not None:
+        _check_certificates(client_ca, "--client-ca: certificates of the authorities that sign those of clients")
+    _check_key(cert, key)
     return grpc.ssl_server_credentials(
         [(private, chain)], root_certificates=authorities, require_client_auth=authorities is not None
     )
+
+
+def _check_certificates(file: Path, expected: str) -> None:
+    """Raises ValueError where a file holds no certificates. gRPC would say only that it cannot listen."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(file)
+    except ssl.SSLError as error:
+        raise ValueError(
+            f"{file}: no certificates that can be read; expected for {expected}, in PEM: {error}"
+        ) from None
+
+
+def _check_key(cert: Path, key: Path) -> None:
+    """Raises ValueError where a file holds no key, or not that of the first certificate in `cert`, which holds some."""
+    try:
+        # A key with a pass phrase is refused instead of asked for.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
+    except ssl.SSLError as error:
+        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+            raise ValueError(
+                f"{key}: not the key of the first certificate in {cert}; expected two that belong together, "
+                "and the server's own certificate before those that vouch for it"
+            ) from None
+        raise ValueError(
+            f"{key}: no key that can be read; expected for --tls-key: one in PEM, without pass phrase: {error}"
+        ) from None
