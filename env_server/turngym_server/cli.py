@@ -26,7 +26,7 @@ from turngym_server.discovery import ALL, find_specs
 from turngym_server.environment import EnvironmentSpec
 from turngym_server.host import EnvironmentHost, did_you_mean, nearest
 from turngym_server.processes.front import Front
-from turngym_server.processes.workers import Order
+from turngym_server.processes.workers import Order, check_count
 from turngym_server.server import Server
 from turngym_server.splits import Split
 from turngym_server.watching import logs
@@ -154,6 +154,7 @@ def serve(
         return
     if not env:
         raise ValueError("nothing to serve: give --env ID, --env all, or see --list")
+    check_count(workers)
     specs = find_specs(env, isolate or [])
     given = route_options(option or [], specs)
     config = ServerConfig(

@@ -155,6 +155,7 @@ def test_version_and_list():
     ("arguments", "words"),
     [
         ([], "--env"),
+        (["--env", "bandit", "--workers", "3000"], "--workers 3000: expected at most"),
         (["--env", "bandt"], "did you mean 'bandit'?"),
         (["--env", "no_such_package.module:Class"], "no_such_package"),
         (["--env", "third_party_environment:Nothing"], "Nothing"),

@@ -29,7 +29,8 @@ from turngym_server.access.caller import stranger
 from turngym_server.config import ServerConfig
 from turngym_server.processes import assignments, front
 from turngym_server.processes.assignments import CallerKey, Held, caller_key
-from turngym_server.processes.workers import Worker, share
+from turngym_server.processes.lifeline import LAST_BREATH
+from turngym_server.processes.workers import Worker, command, share
 from turngym_server.rpc.call import Context
 
 HERE = Path(__file__).parent
@@ -799,6 +800,27 @@ def test_nothing_idle_holds_up_a_draining_front(begin):
         process.popen.send_signal(signal.SIGTERM)
         assert process.popen.wait(timeout=PATIENCE) == 0
     assert process.popen.stderr.read() == ""
+
+
+def test_a_worker_ends_with_its_parent_before_it_has_its_order():
+    script = (
+        "import subprocess, time; from turngym_server.processes.workers import command; "
+        "print(subprocess.Popen(command()).pid, flush=True); time.sleep(600)"
+    )
+    # Its stdin stays open whatever becomes of the parent.
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.kill()
+        parent.wait()
+        eventually(lambda: not runs(worker))
+
+
+def test_a_worker_whose_parent_has_ended_does_not_start():
+    wrong = [*command()[:-2], str(os.getpid() + 1), command()[-1]]
+    assert subprocess.run(wrong, stdin=subprocess.DEVNULL, timeout=PATIENCE).returncode == LAST_BREATH
 
 
 def test_nothing_is_left_when_the_front_is_killed(begin, tmp_path, monkeypatch):

@@ -1,10 +1,13 @@
 """Child processes that do not outlive their parent, whatever it dies of.
 
-The parent keeps one end of a pipe. Knows nothing of what the processes do.
+The parent keeps one end of a pipe. Run as a module, with the parent's process id and a module's name, it runs that
+module so that it ends with its parent from the first moment, long before all is imported. Knows nothing of what the
+processes do.
 """
 
 import ctypes
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -37,6 +40,14 @@ def _wait_for_the_end(pipe: int) -> None:
     os._exit(LAST_BREATH)
 
 
+def run_with_parent(parent: int, module: str) -> None:
+    """Runs a module as this process, which ends when the process `parent` does, or has."""
+    kill_with_parent()
+    if os.getppid() != parent:  # It had ended before the kernel was asked.
+        os._exit(LAST_BREATH)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
 def python_path() -> str:
     """PYTHONPATH with which a child imports what this process imports."""
     return os.pathsep.join(sys.path)
@@ -50,3 +61,7 @@ def describe_exit(status: int) -> str:
         return f"signal {signal.Signals(-status).name}"
     except ValueError:
         return f"signal {-status}"
+
+
+if __name__ == "__main__":
+    run_with_parent(int(sys.argv[1]), sys.argv[2])

@@ -38,8 +38,8 @@ log: Final = logging.getLogger(__name__)
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
-COMMAND: Final = (sys.executable, "-P", "-m", "turngym_server.processes.worker")
-"""`-P`: the current folder is on the path only where it is on the front's."""
+STARTED_AT_ONCE: Final = max(2, os.cpu_count() or 1)
+"""Workers that come to serve at the same time; the others wait, so that the machine is not flooded."""
 START_SECONDS: Final = 120.0
 """How long a worker may take until it serves."""
 BACKOFF_FIRST: Final = 0.1
@@ -113,6 +113,26 @@ class Report:
     @staticmethod
     def read(line: bytes) -> "Report":
         return Report(**json.loads(line))
+
+
+def command() -> Sequence[str]:
+    """What starts a worker as a child of this process; `-P`: no current folder on its path but where it is on ours."""
+    modules = "turngym_server.processes.lifeline", str(os.getpid()), "turngym_server.processes.worker"
+    return sys.executable, "-P", "-m", *modules
+
+
+def most_workers() -> int:
+    """How many workers make sense on this machine: several a core, as some wait while others run."""
+    return max(64, 4 * (os.cpu_count() or 1))
+
+
+def check_count(workers: int) -> None:
+    """Raises ValueError where that is more than make sense."""
+    if workers > (most := most_workers()):
+        raise ValueError(
+            f"--workers {workers}: expected at most {most} here, with {os.cpu_count() or 1} cores; about one a core is "
+            "enough, so give fewer, or serve on several machines"
+        )
 
 
 def share(config: ServerConfig, number: int) -> ServerConfig:
@@ -328,7 +348,13 @@ class Workers:
         numbers = range(1, self._order.config.workers + 1)
         config = replace(self._order.config, ledger=self._ledger)
         orders = [replace(self._order, number=number, config=share(config, number)) for number in numbers]
-        starting = [asyncio.ensure_future(start_worker(order)) for order in orders]
+        places = asyncio.Semaphore(STARTED_AT_ONCE)
+
+        async def start_in_turn(order: Order) -> Worker:
+            async with places:
+                return await start_worker(order)
+
+        starting = [asyncio.ensure_future(start_in_turn(order)) for order in orders]
         try:
             workers = await asyncio.gather(*starting)
         except BaseException:
@@ -414,7 +440,7 @@ async def start_worker(order: Order) -> Worker:
         socket = f"{folder}/front"
         order = replace(order, config=replace(order.config, tag=secrets.token_hex(4), front_socket=socket))
         process = await asyncio.create_subprocess_exec(
-            *COMMAND,
+            *command(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL if sys.stderr is None else None,  # A worker needs one.
