@@ -34,7 +34,7 @@ async def test_a_failed_step_is_told_with_all_that_plays_it_again(tmp_path):
     large = 2**64 - 1
     async with serving(FAULTY) as (stub, _):
         with logged(tmp_path / "log", JsonFormatter(), logging.INFO):
-            options = '{"reset":""}'
+            options = '{"reset":"","told":""}'
             session = (await start(stub, environment_id="faulty", level_seed=large, noise_seed=large - 1)).session_id
             await step(stub, session, 1, "go", SECRET_ACTION)
             await step(stub, session, 2, "raise")

@@ -30,7 +30,7 @@ from turngym_server.watching.logs import JsonFormatter, TextFormatter
 KEY = SealKey(bytes(range(32)))
 SEEDS = Seeds(level_seed=7_777_777_777_777_777_777, noise_seed=8_888_888_888_888_888_888)
 DICE_BOARD = Board("dice", '{"faces":6,"worlds":1000000}', Split.ALL)
-FAULTY_BOARD = Board("faulty", '{"reset":""}', Split.ALL)
+FAULTY_BOARD = Board("faulty", '{"reset":"","told":""}', Split.ALL)
 
 
 def sealed_item(board: Board = DICE_BOARD, *, key: SealKey = KEY, seeds: Seeds = SEEDS, **fields) -> pb.ResetItem:
@@ -260,7 +260,7 @@ async def test_neither_errors_nor_logs_show_seeds_or_what_the_environment_said(t
     (tmp_path / "levels").write_text("5 3 9")
     levels = EnvironmentHost(LEVELS, {"levels": tmp_path / "levels"})
     levels_board = Board("levels", levels.resolve_options("").json, Split.ALL)
-    raising_board = replace(FAULTY_BOARD, options_json='{"reset":"raise"}')
+    raising_board = replace(FAULTY_BOARD, options_json='{"reset":"raise","told":""}')
     few_board = Board("dice", '{"faces":6,"worlds":1}', Split.HELD_OUT)
     caplog.set_level(logging.DEBUG)
     async with serving(DICE, FAULTY, levels, seal_key=KEY) as (stub, _):

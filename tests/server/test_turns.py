@@ -113,7 +113,7 @@ async def test_what_an_environment_raises_is_the_result(environment, action, wor
         assert words in failed.error.message
         assert environment in failed.error.message
         (record,) = caplog.records
-        for part in ("step 2", "level seed 77", "88 from step 1", '{"reset":""}', session, "Traceback", words):
+        for part in ("step 2", "level seed 77", "88 from step 1", '{"reset":"",', session, "Traceback", words):
             assert part in caplog.text
         assert record.exc_info
         assert await step(stub, session, 2, "go", action) == failed
