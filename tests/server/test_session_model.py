@@ -282,7 +282,12 @@ class OverStream:
             if self._stream is None or self._stream.broken:
                 self._stream = StepStream(self._stub.StepStream())
             answered = asyncio.get_running_loop().create_future()
-            await self._stream.send(pb.StepStreamRequest(step=request), 20, answered.set_result)
+
+            def tell(answer, answered=answered):
+                if not answered.done():  # It is, where whoever asked was cancelled.
+                    answered.set_result(answer)
+
+            await self._stream.send(pb.StepStreamRequest(step=request), 20, tell)
             answer = await answered
             if not isinstance(answer, StatusError):
                 return answer
