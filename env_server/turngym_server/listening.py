@@ -9,6 +9,11 @@ how fast they are opened, of bytes that a connection may send in a second, and o
 Knows nothing of the RPCs.
 """
 
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import grpc
@@ -19,6 +24,11 @@ from turngym_server.access.exposure import check_exposure, server_credentials
 from turngym_server.address import check_free
 from turngym_server.config import ServerConfig
 
+log: Final = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 1.0
+"""How often a server looks whether it still listens."""
+END_SECONDS: Final = 5.0
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 HEALTH: Final = "grpc.health.v1.Health"
 FRONT_SERVICE: Final = "turngym.internal.Forks"
@@ -74,6 +84,85 @@ def bind(server: grpc.aio.Server, config: ServerConfig) -> int:
         return server.add_insecure_port(address)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: {error}") from error
+
+
+class Listener:
+    """A gRPC server that is made anew where it has stopped listening.
+
+    gRPC for Python (1.85 and before) stops serving for good, in a process that goes on, when anybody asks for a path
+    that is no UTF-8; nobody needs a token for that. Whatever it is that made it stop, the sessions are not its own: a
+    new one on the same port goes on with them, and clients try again. Nothing of gRPC tells of it, so it is looked for.
+
+    Args:
+        make: a server with its handlers, not bound.
+        config: where it listens.
+    """
+
+    def __init__(self, make: Callable[[], grpc.aio.Server], config: ServerConfig) -> None:
+        self._make = make
+        self._config = config
+        self._server = make()
+        self._watching: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    def bind(self) -> int:
+        """See `bind`."""
+        self.port = bind(self._server, self._config)
+        return self.port
+
+    async def start(self) -> None:
+        """Begins to serve."""
+        await self._server.start()
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Refuses new calls, and gives those under way `grace_seconds`."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
+        await self._server.stop(grace_seconds)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if await is_refused(self._config.host, self.port):
+                await self._renew()
+
+    async def _renew(self) -> None:
+        server = self._make()
+        try:
+            bind(server, replace(self._config, port=self.port))
+        except OSError as error:
+            log.warning("gRPC has stopped serving, and its port is not free yet: %s", error)
+            return
+        await server.start()
+        before, self._server = self._server, server
+        log.warning("gRPC had stopped serving; it was started anew, with all sessions")
+        # What is broken may never say that it has stopped.
+        ending = asyncio.get_running_loop().create_task(_end(before))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+
+async def _end(server: grpc.aio.Server) -> None:
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(END_SECONDS):
+            await server.stop(0)
+
+
+async def is_refused(host: str, port: int) -> bool:
+    """Whether nobody listens there; False where that cannot be told."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # Every address, as a place to go to.
+    try:
+        async with asyncio.timeout(END_SECONDS):
+            _, writer = await asyncio.open_connection(reached, port)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return False
 
 
 def host_and_port(host: str, port: int) -> str:

@@ -10,7 +10,7 @@ import grpc.aio
 
 from turngym_server.config import ServerConfig
 from turngym_server.host import EnvironmentHost
-from turngym_server.listening import FRONT_SOCKET_OPTIONS, REFLECTED, SERVER_OPTIONS, SERVICE, bind, host_and_port
+from turngym_server.listening import FRONT_SOCKET_OPTIONS, REFLECTED, SERVER_OPTIONS, SERVICE, Listener, host_and_port
 from turngym_server.rpc.health import Health
 from turngym_server.rpc.reflection import serve_reflection
 from turngym_server.rpc.service import EnvironmentService
@@ -73,11 +73,17 @@ class Server:
         )
         self._health = Health(("", SERVICE))
         health = self._health.handlers()
-        server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._servers = [server]
-        server.add_generic_rpc_handlers((self.service.handlers(), health))
-        serve_reflection(server, REFLECTED, self.service.access)
-        self.port = bind(server, self.config)
+        handlers = self.service.handlers(), health
+
+        def make() -> grpc.aio.Server:
+            server = grpc.aio.server(options=SERVER_OPTIONS)
+            server.add_generic_rpc_handlers(handlers)
+            serve_reflection(server, REFLECTED, self.service.access)
+            return server
+
+        listener = Listener(make, self.config)
+        self._servers: list[Listener | grpc.aio.Server] = [listener]
+        self.port = listener.bind()
         try:
             await asyncio.gather(*(asyncio.to_thread(host.open) for host in self._environments))
         except OSError:

@@ -47,6 +47,22 @@ async def test_a_burst_of_calls_ends_none_of_anybody_else():
             assert all(answer.max_sessions for answer in await asyncio.gather(*asked))
 
 
+@pytest.mark.parametrize("workers", ["1", "2"], ids=["server", "front"])
+async def test_a_path_that_is_no_text_costs_nobody_a_session(workers):
+    """It ends gRPC's server for Python, as of 1.85; ours goes on with another."""
+    with ServerProcess("--env", "sokoban", "--workers", workers) as server:
+        async with aconnect(server.address, patience=30) as client:
+            episode = await client.reset("sokoban", level_seed=3)
+            first = await episode.step("Up")
+            with RawConnection(server.address) as connection:
+                connection.call("Step", b"", (":path", b"/\x94\xda"))
+                await asyncio.sleep(0.5)
+                assert (await client.server()).max_sessions
+            second = await episode.step("Left")
+            assert first.digest != second.digest
+            assert (await client.server()).sessions == 1, "it was not started again by replay"
+
+
 async def test_a_request_has_room_for_what_is_asked_honestly_and_no_more():
     async with serving(DICE) as (stub, _):
         turns = [pb.Actions(actions=["x" * 64 * KIBIBYTE])] * (MAX_RESUME_BYTES // (64 * KIBIBYTE))

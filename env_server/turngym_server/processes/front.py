@@ -38,7 +38,15 @@ from turngym.v1 import environment_pb2 as pb
 from turngym_server.access.admission import TOKEN_KEY, access_of
 from turngym_server.access.caller import CLIENT_KEY, Caller, can_be_sent, stranger
 from turngym_server.errors import ItemError, Reason
-from turngym_server.listening import FRONT_SERVICE, HOLD_KEY, REFLECTED, SERVER_OPTIONS, SERVICE, bind, host_and_port
+from turngym_server.listening import (
+    FRONT_SERVICE,
+    HOLD_KEY,
+    REFLECTED,
+    SERVER_OPTIONS,
+    SERVICE,
+    Listener,
+    host_and_port,
+)
 from turngym_server.processes.assignments import Assignments, CallerKey, Held, caller_key
 from turngym_server.processes.workers import ANSWER_SECONDS, Metadata, Order, Worker, WorkerLost, Workers
 from turngym_server.rpc import wire
@@ -234,14 +242,19 @@ class Front:
 
     async def start(self) -> None:
         """Binds, starts the workers, and begins to serve once all of them do."""
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self.workers = Workers(self._order, self._set_health)
         self._access = access_of(self.config, ledger=self.workers.ledger_of_front())
-        self._server.add_generic_rpc_handlers((self._handlers(),))
         self._health = Health(("", SERVICE))
-        self._server.add_generic_rpc_handlers((self._health.handlers(),))
-        serve_reflection(self._server, REFLECTED, self._access)
-        self.port = bind(self._server, self.config)
+        handlers = self._handlers(), self._health.handlers()
+
+        def make() -> grpc.aio.Server:
+            server = grpc.aio.server(options=SERVER_OPTIONS)
+            server.add_generic_rpc_handlers(handlers)
+            serve_reflection(server, REFLECTED, self._access)
+            return server
+
+        self._server = Listener(make, self.config)
+        self.port = self._server.bind()
         if self.config.metrics_port is not None:
             self._metrics = MetricsEndpoint(self.config.metrics_host, self.config.metrics_port, self._collect)
         await self.workers.start()
