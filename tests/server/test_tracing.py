@@ -162,9 +162,9 @@ async def test_a_span_names_the_token_that_it_never_holds(collector, tmp_path):
         await stub.KeepAlive(pb.KeepAliveRequest(session_ids=["nobody's"]), metadata=tokens["alice"])
         with pytest.raises(grpc.aio.AioRpcError):
             await stub.KeepAlive(pb.KeepAliveRequest(session_ids=["nobody's"]))
-    let_in, turned_away = collector.spans
+    # Who has no token is turned away before there is a span: a stranger's calls would fill the collector.
+    [let_in] = collector.spans
     assert "alice" in str(attributes(let_in)["turngym.caller"])
-    assert attributes(turned_away)["rpc.grpc.status_code"] == grpc.StatusCode.UNAUTHENTICATED.value[0]
     secret = tokens["alice"][0][1].removeprefix("Bearer ")
     assert secret not in str(collector.spans)
 
