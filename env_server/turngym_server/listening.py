@@ -12,7 +12,7 @@ Knows nothing of the RPCs.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -20,9 +20,11 @@ import grpc
 import grpc.aio
 
 from turngym.v1 import environment_pb2 as pb
+from turngym_server.access.admission import Access
 from turngym_server.access.exposure import check_exposure, server_credentials
 from turngym_server.address import check_free
 from turngym_server.config import ServerConfig
+from turngym_server.rpc.reflection import serve_reflection
 
 log: Final = logging.getLogger(__name__)
 
@@ -94,14 +96,15 @@ class Listener:
     new one on the same port goes on with them, and clients try again. Nothing of gRPC tells of it, so it is looked for.
 
     Args:
-        make: a server with its handlers, not bound.
+        handlers: of its RPCs. access: lets in who asks for reflection.
         config: where it listens.
     """
 
-    def __init__(self, make: Callable[[], grpc.aio.Server], config: ServerConfig) -> None:
-        self._make = make
+    def __init__(self, handlers: Sequence[grpc.GenericRpcHandler], access: Access, config: ServerConfig) -> None:
+        self._handlers = handlers
+        self._access = access
         self._config = config
-        self._server = make()
+        self._server = self._make()
         self._watching: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self.port = 0
@@ -122,6 +125,12 @@ class Listener:
             self._watching.cancel()
             await asyncio.wait({self._watching})
         await self._server.stop(grace_seconds)
+
+    def _make(self) -> grpc.aio.Server:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server.add_generic_rpc_handlers(self._handlers)
+        serve_reflection(server, REFLECTED, self._access)
+        return server
 
     async def _watch(self) -> None:
         while True:

@@ -10,9 +10,8 @@ import grpc.aio
 
 from turngym_server.config import ServerConfig
 from turngym_server.host import EnvironmentHost
-from turngym_server.listening import FRONT_SOCKET_OPTIONS, REFLECTED, SERVER_OPTIONS, SERVICE, Listener, host_and_port
+from turngym_server.listening import FRONT_SOCKET_OPTIONS, SERVICE, Listener, host_and_port
 from turngym_server.rpc.health import Health
-from turngym_server.rpc.reflection import serve_reflection
 from turngym_server.rpc.service import EnvironmentService
 from turngym_server.watching.metrics import MetricsEndpoint, worker_handlers
 
@@ -73,15 +72,7 @@ class Server:
         )
         self._health = Health(("", SERVICE))
         health = self._health.handlers()
-        handlers = self.service.handlers(), health
-
-        def make() -> grpc.aio.Server:
-            server = grpc.aio.server(options=SERVER_OPTIONS)
-            server.add_generic_rpc_handlers(handlers)
-            serve_reflection(server, REFLECTED, self.service.access)
-            return server
-
-        listener = Listener(make, self.config)
+        listener = Listener((self.service.handlers(), health), self.service.access, self.config)
         self._servers: list[Listener | grpc.aio.Server] = [listener]
         self.port = listener.bind()
         try:

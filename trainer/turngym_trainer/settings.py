@@ -81,7 +81,7 @@ def load_config(
     Raises:
         ConfigError: naming every fault.
     """
-    from_file = _read_toml(file) if file else {}
+    from_file = read_toml(file) if file else {}
     named = from_file.pop("preset", None)
     if named is not None and not isinstance(named, str):
         raise ConfigError(f"{file}: preset must be a name, got {named!r}")
@@ -114,7 +114,7 @@ def kept_config(file: Path) -> Config:
     Raises:
         ConfigError: they cannot be read.
     """
-    return _parsed(_read_toml(file))
+    return _parsed(read_toml(file))
 
 
 def _parsed(tree: Mapping[str, object]) -> Config:
@@ -276,7 +276,8 @@ def _kl_faults(config: Config, *, reads_token_rewards: bool) -> Iterator[str]:
         )
 
 
-def _read_toml(file: Path) -> Tree:
+def read_toml(file: Path) -> Tree:
+    """A TOML file's values. Raises ConfigError where it cannot be read, or is none."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -27,14 +27,13 @@ import difflib
 import itertools
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
 from turngym_trainer.config import Config
-from turngym_trainer.settings import ConfigError, load_config
+from turngym_trainer.settings import ConfigError, load_config, read_toml
 
 Tree = dict[str, object]
 Point = tuple[str, tuple[str, ...]]
@@ -142,11 +141,9 @@ def _base_arguments(file: Path, tree: Tree) -> _Base:
 
 def _read(file: Path) -> Tree:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SweepError(f"{file}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SweepError(f"{file}: is not TOML: {error}") from error
+        return read_toml(file)
+    except ConfigError as error:
+        raise SweepError(str(error)) from error
 
 
 def _faults(tree: Tree, settings: Sequence[str]) -> Iterator[str]:

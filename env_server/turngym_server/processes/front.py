@@ -41,8 +41,6 @@ from turngym_server.errors import ItemError, Reason
 from turngym_server.listening import (
     FRONT_SERVICE,
     HOLD_KEY,
-    REFLECTED,
-    SERVER_OPTIONS,
     SERVICE,
     Listener,
     host_and_port,
@@ -66,7 +64,6 @@ from turngym_server.rpc.batches import (
 from turngym_server.rpc.call import Call, Context, abort, metadata_of
 from turngym_server.rpc.gate import Gate, count_refusal
 from turngym_server.rpc.health import Health
-from turngym_server.rpc.reflection import serve_reflection
 from turngym_server.rpc.requests import MAX_WAIT_SECONDS, wait_seconds
 from turngym_server.rpc.stream import RequestStream
 from turngym_server.rpc.wire import Undecodable
@@ -245,15 +242,7 @@ class Front:
         self.workers = Workers(self._order, self._set_health)
         self._access = access_of(self.config, ledger=self.workers.ledger_of_front())
         self._health = Health(("", SERVICE))
-        handlers = self._handlers(), self._health.handlers()
-
-        def make() -> grpc.aio.Server:
-            server = grpc.aio.server(options=SERVER_OPTIONS)
-            server.add_generic_rpc_handlers(handlers)
-            serve_reflection(server, REFLECTED, self._access)
-            return server
-
-        self._server = Listener(make, self.config)
+        self._server = Listener((self._handlers(), self._health.handlers()), self._access, self.config)
         self.port = self._server.bind()
         if self.config.metrics_port is not None:
             self._metrics = MetricsEndpoint(self.config.metrics_host, self.config.metrics_port, self._collect)
