@@ -57,6 +57,7 @@ from fault_player import FINISHED, LOST, REFUSED, Committed, level_seed_of, read
 
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc as pb_grpc
+from turngym_server.processes.isolation import MOST_KILLED
 from turngym_server.rng import Rng
 
 HERE: Final = Path(__file__).parent
@@ -101,6 +102,7 @@ class Scene:
         self._read = 0
         self._rest = b""
         self.notes: list[Note] = []
+        self.killed: Counter[str] = Counter()
         self._port = "0"
         with (folder / "server.log").open("wb") as log:
             self._log = open("/dev/full", "wb") if fault.full_disk else os.fdopen(os.dup(log.fileno()), "wb")  # noqa: PTH123, SIM115
@@ -205,7 +207,7 @@ def parent_of(process: int) -> int:
     """Its parent; 0: it is gone."""
     try:
         return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # The latter where it ends while its file is read.
         return 0
 
 
@@ -262,13 +264,17 @@ def stop_worker(scene: Scene, environment: str) -> None:
 
 
 def kill_instance(scene: Scene, environment: str) -> None:
-    """Kills the process of an isolated episode that is under way; others' episodes must not notice."""
+    """Kills the process of an isolated episode that is under way; others' episodes must not notice.
+
+    No episode's as often as would make it the environment's own failure.
+    """
     while not scene.over():
         scene.read()
-        marks = scene.under_way(ISOLATED)
+        marks = {mark for mark in scene.under_way(ISOLATED) if scene.killed[mark] < MOST_KILLED - 1}
         for note in reversed(scene.notes):
             if note.environment == ISOLATED and note.mark in marks and parent_of(note.process):
                 os.kill(note.process, signal.SIGKILL)
+                scene.killed[note.mark] += 1
                 return
         time.sleep(POLL_SECONDS)
 

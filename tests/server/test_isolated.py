@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from proc import parent, runs
 from sample_environments import DICE, FAULTY, LEVELS, UNSURE_DICE, make_spec
 from server_process import ServerProcess
 from serving import reason, request_id, reset_error, reset_item, serving, start, step
@@ -34,17 +35,6 @@ PATIENCE = 20.0
 
 def isolated(spec: EnvironmentSpec) -> EnvironmentSpec:
     return replace(spec, isolation=Isolation())
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def eventually_gone(*pids: int) -> None:

@@ -7,11 +7,11 @@ import signal
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
+from proc import children
 from prometheus_client.parser import text_string_to_metric_families
 from sample_environments import DICE, FAULTY, GATE, THREADED_DICE, THREADED_FAULTY
 from server_process import ServerProcess
@@ -310,10 +310,6 @@ async def test_a_front_tells_what_its_workers_tell():
         assert len(stopped.by("turns_total", "worker")) == 1
         os.kill(children(server.process.pid)[0], signal.SIGKILL)
     assert server.process.returncode == 0
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_a_value_on_a_bound_belongs_to_its_bucket():

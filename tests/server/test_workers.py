@@ -18,6 +18,7 @@ import grpc.aio
 import pytest
 from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from proc import children, runs
 from raw_http2 import RawConnection, message
 from serving import CHANNEL_OPTIONS, call_status, details, reason, request_id, reset_item, start, step
 from token_files import write_tokens
@@ -57,8 +58,7 @@ class Process:
 
     def workers(self) -> list[int]:
         """Process ids of the workers."""
-        pid = self.popen.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return children(self.popen.pid)
 
     def worker_of(self, address: str) -> int:
         """The worker that listens on this address."""
@@ -80,13 +80,6 @@ def listening_ports(pid: int) -> set[int]:
     tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table]
     return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def eventually(condition: Callable[[], object]) -> None:
