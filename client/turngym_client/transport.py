@@ -95,6 +95,8 @@ _jitter = random.SystemRandom()
 class Patience:
     """The time one operation may go on trying, and its backoff."""
 
+    __slots__ = ("_attempt", "_closing", "_ends", "_seconds")
+
     def __init__(self, seconds: float, closing: asyncio.Event) -> None:
         self._seconds = seconds
         self._closing = closing
@@ -263,7 +265,8 @@ FIELD_BYTES: Final = MAX_BATCH_BYTES // MAX_BATCH_FIELDS
 
 
 def _step_size(item: pb.StepItem) -> int:
-    return max(item.ByteSize(), (3 + len(item.actions)) * FIELD_BYTES)
+    size, least = item.ByteSize(), (3 + len(item.actions)) * FIELD_BYTES
+    return size if size > least else least  # Not max(): every step comes this way.
 
 
 def _advise_size(item: pb.AdviseItem) -> int:
@@ -404,7 +407,7 @@ class Pool:
 
     def check_open(self) -> None:
         """Raises ServerUnavailable once the client is closed."""
-        if self.closed:
+        if self._closing.is_set():
             raise ServerUnavailable("the client is closed")
 
     async def close(self) -> None:

@@ -1,6 +1,7 @@
 """Runs a server until the process is told to end."""
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
@@ -35,6 +36,7 @@ async def run(
         await asyncio.wait({starting})
         return
     starting.result()
+    gc.freeze()  # What is imported and made by now stays, and need not be looked through again and again.
     try:
         announce()
     except BaseException:

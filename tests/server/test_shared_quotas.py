@@ -19,8 +19,7 @@ from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc as pb_grpc
 from turngym_client import EpisodeRequest, Split, connect
 from turngym_server.access import ledger
-from turngym_server.access.admission import Access
-from turngym_server.access.caller import stranger
+from turngym_server.access.admission import Access, Visit
 from turngym_server.access.ledger import Ledger, Left
 from turngym_server.access.tokens import TokenFile
 from turngym_server.errors import ItemError
@@ -238,7 +237,7 @@ def accesses(path: Path, quota: str, count: int) -> tuple[Clock, list[Access], o
 
 def admits(access: Access, metadata) -> bool:
     try:
-        access.admit("GetServer", stranger(()), metadata, 0)
+        access.admit(Visit("GetServer", metadata), 0)
     except ItemError:
         return False
     return True

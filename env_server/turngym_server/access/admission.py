@@ -4,11 +4,11 @@ Knows nothing of sessions; `turngym_server.sessions.table` holds who owns which.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
-from turngym_server.access.caller import CLIENT_KEY, MAX_CLIENT_CHARACTERS, Caller, Metadata
+from turngym_server.access.caller import CLIENT_KEY, MAX_CLIENT_CHARACTERS, Caller, Metadata, stranger
 from turngym_server.access.ledger import Ledger
 from turngym_server.access.quotas import Meter, Quotas
 from turngym_server.access.roles import ROLES_OF_RPC
@@ -20,6 +20,37 @@ TOKEN_KEY: Final = "authorization"  # noqa: S105  # The key's name.
 
 NO_TOKEN: Final = "this server needs a token, sent as metadata `authorization: Bearer TOKEN`; its operator issues them"  # noqa: S105
 WRONG_TOKEN: Final = "the token is not known here: mistyped, withdrawn, or another server's"  # noqa: S105
+
+
+class Visit:
+    """What a call shows to be let in. All messages of a stream show the same, so what it led to is kept.
+
+    Attributes:
+        rpc: its name.
+        metadata: what its caller sent along.
+        stranger: the caller before any token was looked at.
+        pass_: what was found out; None: nothing yet.
+    """
+
+    __slots__ = ("metadata", "pass_", "rpc", "stranger")
+
+    def __init__(self, rpc: str, metadata: Metadata) -> None:
+        self.rpc = rpc
+        self.metadata = metadata
+        self.stranger = stranger(metadata)
+        self.pass_: _Pass | None = None
+
+
+class _Pass:
+    """The caller that a visit's token makes, and what its requests are counted on, while the tokens are the same."""
+
+    __slots__ = ("caller", "meter", "token", "tokens")
+
+    def __init__(self, tokens: Mapping[str, Token], token: Token, caller: Caller, meter: Meter) -> None:
+        self.tokens = tokens
+        self.token = token
+        self.caller = caller
+        self.meter = meter
 
 
 class Access:
@@ -45,8 +76,8 @@ class Access:
         self._now = now
         self._meters: dict[str, tuple[Quotas, Meter]] = {}
 
-    def admit(self, rpc: str, stranger: Caller, metadata: Metadata, size: int, charged: bool = False) -> Caller:
-        """The caller of an RPC whose request has `size` bytes.
+    def admit(self, visit: Visit, size: int, charged: bool = False) -> Caller:
+        """The caller of a visit whose request has `size` bytes.
 
         Args:
             charged: another process of this server has let the call in, and counted it.
@@ -54,29 +85,22 @@ class Access:
         Raises:
             ItemError: UNAUTHENTICATED, NOT_PERMITTED, QUOTA_EXCEEDED, or INVALID_ITEM for its client's name.
         """
-        if len(stranger.client) > MAX_CLIENT_CHARACTERS:
-            raise ItemError(
-                Reason.INVALID_ITEM,
-                f"metadata {CLIENT_KEY} is longer than {MAX_CLIENT_CHARACTERS} characters; send 16 random bytes in hex",
-            )
         if self._tokens is None:
-            return stranger
-        token = self.check(rpc, metadata)
-        quota, wait = ("", 0.0) if charged else self._meter(token.owner, token.quotas).admit(size)
+            _check_client(visit.stranger)
+            return visit.stranger
+        found = visit.pass_
+        if found is None or found.tokens is not self._tokens.current() or self._has_expired(found.token):
+            found = visit.pass_ = self._recognised(visit)
+        quota, wait = ("", 0.0) if charged else found.meter.admit(size)
         if quota:
             raise ItemError(
                 Reason.QUOTA_EXCEEDED,
-                f"token {token.name!r} has used up its {quota}; ask again in {min(wait, MAX_RETRY_SECONDS):.3f} s",
+                f"token {found.token.name!r} has used up its {quota}; "
+                f"ask again in {min(wait, MAX_RETRY_SECONDS):.3f} s",
                 metadata={"quota": quota},
                 retry_after=wait,
             )
-        return Caller(
-            owner=token.owner,
-            client=stranger.client,
-            name=token.name,
-            role=token.role,
-            max_sessions=token.quotas.max_sessions,
-        )
+        return found.caller
 
     @property
     def is_open(self) -> bool:
@@ -104,6 +128,23 @@ class Access:
         if caller.owner and (metered := self._meters.get(caller.owner)) is not None:
             metered[1].charge(size)
 
+    def _recognised(self, visit: Visit) -> _Pass:
+        """Whoever shows this token. Raises ItemError where it may not call the RPC."""
+        assert self._tokens is not None
+        _check_client(visit.stranger)
+        token = self.check(visit.rpc, visit.metadata)
+        caller = Caller(
+            owner=token.owner,
+            client=visit.stranger.client,
+            name=token.name,
+            role=token.role,
+            max_sessions=token.quotas.max_sessions,
+        )
+        return _Pass(self._tokens.tokens, token, caller, self._meter(token.owner, token.quotas))
+
+    def _has_expired(self, token: Token) -> bool:
+        return token.expires is not None and self._now() >= token.expires.timestamp()
+
     def _authenticated(self, tokens: TokenFile, metadata: Metadata) -> Token:
         given = [value for key, value in metadata if key == TOKEN_KEY]
         if not given:
@@ -112,7 +153,7 @@ class Access:
         token = tokens.find(presented.strip()) if scheme.lower() == "bearer" and len(given) == 1 else None
         if token is None:
             raise ItemError(Reason.UNAUTHENTICATED, WRONG_TOKEN)
-        if token.expires is not None and self._now() >= token.expires.timestamp():
+        if token.expires is not None and self._has_expired(token):
             raise ItemError(
                 Reason.UNAUTHENTICATED,
                 f"token {token.name!r} expired at {token.expires.isoformat()}; "
@@ -126,6 +167,14 @@ class Access:
             usage = self._ledger.usage(owner) if self._ledger and quotas.of_a_second else None
             metered = self._meters[owner] = quotas, Meter(quotas, self._clock, usage)
         return metered[1]
+
+
+def _check_client(stranger: Caller) -> None:
+    if len(stranger.client) > MAX_CLIENT_CHARACTERS:
+        raise ItemError(
+            Reason.INVALID_ITEM,
+            f"metadata {CLIENT_KEY} is longer than {MAX_CLIENT_CHARACTERS} characters; send 16 random bytes in hex",
+        )
 
 
 def access_of(

@@ -227,10 +227,14 @@ class TokenFile:
 
     def find(self, presented: str) -> Token | None:
         """The entry of a token, expired or not. Takes as long for a wrong one of whatever name."""
-        self._refresh()
-        token = self.tokens.get(presented.partition(".")[0])
+        token = self.current().get(presented.partition(".")[0])
         expected = _NO_DIGEST if token is None else token.digest
         return token if hmac.compare_digest(digest_of(presented[:MAX_TOKEN_CHARACTERS]), expected) else None
+
+    def current(self) -> Mapping[str, Token]:
+        """The tokens as the file has them now, by name: another object once they have changed."""
+        self._refresh()
+        return self.tokens
 
     def _refresh(self) -> None:
         state = _state(self._path)  # 2 µs a call; a removed token must not work once more.

@@ -35,7 +35,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from prometheus_client.core import Metric
 
 from turngym.v1 import environment_pb2 as pb
-from turngym_server.access.admission import TOKEN_KEY, access_of
+from turngym_server.access.admission import TOKEN_KEY, Visit, access_of
 from turngym_server.access.caller import CLIENT_KEY, Caller, can_be_sent, stranger
 from turngym_server.errors import ItemError, Reason
 from turngym_server.listening import (
@@ -320,9 +320,9 @@ class Front:
 
     def _admit(self, rpc: str, data: bytes, context: Context) -> Caller | ItemError:
         """Whoever sent a request, once it is counted; or why it is refused."""
-        call = Call(rpc, metadata_of(context))
+        call = Call(Visit(rpc, metadata_of(context)))
         try:
-            return self._access.admit(rpc, call.caller, call.metadata, len(data))
+            return self._access.admit(call.visit, len(data))
         except ItemError as refusal:
             count_refusal(call, self._counts.rpc(rpc), refusal)
             return refusal

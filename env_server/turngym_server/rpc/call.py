@@ -7,7 +7,8 @@ import grpc
 import grpc.aio
 from google.rpc import status_pb2
 
-from turngym_server.access.caller import Metadata, stranger
+from turngym_server.access.admission import Visit
+from turngym_server.access.caller import Metadata
 from turngym_server.errors import ItemError, Reason
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -35,28 +36,35 @@ class Call:
     """A call being answered.
 
     Attributes:
-        rpc: its name.
-        metadata: what its caller sent along.
-        caller: a stranger until it has been let in.
+        visit: what it shows to be let in. caller: a stranger until it is.
         items: how many it holds; 0 where it is no batch, or could not be read.
-        failures: how many of its items failed, by reason. first: what the first of them was told.
+        failures: how many of its items failed, by reason; None: none has. first: what the first was told.
         first_session: the session that it named, which need not exist.
         charged: whether the front counts it against its caller's quotas.
         environments: how many of its items are about each environment; None: nobody wants to know.
     """
 
-    __slots__ = ("caller", "charged", "environments", "failures", "first", "first_session", "items", "metadata", "rpc")
+    __slots__ = ("caller", "charged", "environments", "failures", "first", "first_session", "items", "visit")
 
-    def __init__(self, rpc: str, metadata: Metadata, charged: bool = False) -> None:
-        self.rpc = rpc
+    def __init__(self, visit: Visit, charged: bool = False) -> None:
+        self.visit = visit
         self.charged = charged
-        self.metadata = metadata
-        self.caller = stranger(metadata)
+        self.caller = visit.stranger
         self.items = 0
         self.first: ItemError | None = None
         self.first_session = ""
-        self.failures: Counter[Reason] = Counter()
+        self.failures: Counter[Reason] | None = None  # A Counter takes longer to make than the rest.
         self.environments: Counter[str] | None = None
+
+    @property
+    def rpc(self) -> str:
+        """Its name."""
+        return self.visit.rpc
+
+    @property
+    def metadata(self) -> Metadata:
+        """What its caller sent along."""
+        return self.visit.metadata
 
     def about(self, environment_id: str) -> None:
         """Notes which environment an item is about."""
@@ -65,7 +73,8 @@ class Call:
 
     def failed(self, error: ItemError, session_id: str = "") -> status_pb2.Status:
         """Notes that an item failed, and returns what its outcome says."""
-        self.failures[error.reason] += 1
-        if self.first is None:
+        if self.failures is None:
+            self.failures = Counter()
             self.first, self.first_session = error, session_id[:MAX_SESSION_CHARACTERS]
+        self.failures[error.reason] += 1
         return error.status()

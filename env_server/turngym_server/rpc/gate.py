@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import grpc
 
-from turngym_server.access.admission import Access
+from turngym_server.access.admission import Access, Visit
 from turngym_server.access.tokens import Token
 from turngym_server.errors import ItemError
 from turngym_server.rpc.call import Call, Context, abort
@@ -54,7 +54,7 @@ class Gate(grpc.GenericRpcHandler):
         except ItemError as refusal:
             counts = self._counts.rpc(rpc)
             counts.seconds.add(time.perf_counter() - began)
-            count_refusal(Call(rpc, metadata), counts, refusal)
+            count_refusal(Call(Visit(rpc, metadata)), counts, refusal)
             return _refusing(refusal)
         return self._bounded(handler, token) if handler.request_streaming else handler
 

@@ -7,8 +7,7 @@ import grpc.aio
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
-from turngym_server.access.admission import Access
-from turngym_server.access.caller import stranger
+from turngym_server.access.admission import Access, Visit
 from turngym_server.errors import ItemError
 from turngym_server.rpc.call import Context, abort, metadata_of
 
@@ -28,9 +27,8 @@ class _Reflection:
         self._access = access
 
     async def ServerReflectionInfo(self, requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-        metadata = metadata_of(context)
         try:
-            self._access.admit(RPC, stranger(metadata), metadata, 0)
+            self._access.admit(Visit(RPC, metadata_of(context)), 0)
         except ItemError as error:
             await abort(context, error)
         async for answer in self._answers(requests, context):

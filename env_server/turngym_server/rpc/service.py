@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 
 import turngym
 from turngym.v1 import environment_pb2 as pb
-from turngym_server.access.admission import access_of
+from turngym_server.access.admission import Visit, access_of
 from turngym_server.access.caller import Caller
 from turngym_server.access.ledger import Ledger
 from turngym_server.config import ServerConfig
@@ -168,7 +168,7 @@ class EnvironmentService:
         """The method, for those who may call it; what refuses a whole call is its status."""
 
         async def answer(data: bytes, context: Context) -> bytes:
-            call = Call(rpc, metadata_of(context), charged)
+            call = Call(Visit(rpc, metadata_of(context)), charged)
             reply = self._answer(call, len(data), lambda call: method(data, call), counts)
             if not isinstance(reply, bytes | ItemError):
                 reply = await reply
@@ -201,7 +201,7 @@ class EnvironmentService:
 
     def _admitted(self, call: Call, size: int, work: Callable[[Call], Reply]) -> Reply:
         """The reply, if the caller may have one."""
-        call.caller = self.access.admit(call.rpc, call.caller, call.metadata, size, call.charged)
+        call.caller = self.access.admit(call.visit, size, call.charged)
         return work(call) if size < COUNTED_FROM else self._held(call, size, work)
 
     async def _held(self, call: Call, size: int, work: Callable[[Call], Reply]) -> bytes:
@@ -386,12 +386,12 @@ class EnvironmentService:
     async def _hold(self, data: bytes, context: Context) -> bytes:
         """Keeps places for what a Fork asks for, and gives their name. Refused as the Fork would be."""
         call, counts, began = (
-            Call("Fork", metadata_of(context), True),
+            Call(Visit("Fork", metadata_of(context)), True),
             self.runtime.counts.rpc("Fork"),
             time.perf_counter(),
         )
         try:
-            call.caller = self.access.admit(call.rpc, call.caller, call.metadata, 0, True)
+            call.caller = self.access.admit(call.visit, 0, True)
             _, items = decode(pb.ForkRequest, pb.ForkItem, data)
             asked = await self._asked(items, call, self._copies(call))
             if asked.new:
@@ -404,7 +404,7 @@ class EnvironmentService:
     async def _fork_held(self, data: bytes, context: Context) -> bytes:
         """A Fork whose places are kept; in the metadata is their name."""
         call, counts, began = (
-            Call("Fork", metadata_of(context), True),
+            Call(Visit("Fork", metadata_of(context)), True),
             self.runtime.counts.rpc("Fork"),
             time.perf_counter(),
         )
@@ -413,7 +413,7 @@ class EnvironmentService:
         async def answer() -> bytes:
             # What it may do was looked at when the places were taken.
             holder = self.table.holder(held)
-            call.caller = holder or self.access.admit(call.rpc, call.caller, call.metadata, 0, True)
+            call.caller = holder or self.access.admit(call.visit, 0, True)
             return await self._fork(data, call, held)
 
         reply = await self._finished(call, counts, began, answer())
@@ -637,11 +637,11 @@ class EnvironmentService:
 
     async def step_stream(self, _requests: object, context: Context) -> None:
         counts = self.runtime.counts.rpc("StepStream")
-        metadata = metadata_of(context)
+        visit = Visit("StepStream", metadata_of(context))
 
         def answer(data: bytes) -> Reply:
             request_id, request = unframe(data)
-            call = Call("StepStream", metadata)
+            call = Call(visit)
             reply = self._answer(call, len(data), lambda call: self._step(*decode_streamed(request), call), counts)
             if isinstance(reply, bytes | ItemError):
                 return _streamed(request_id, reply)
@@ -816,7 +816,7 @@ class _Asked:
 
 def _log_failures(call: Call) -> None:
     """One line about all items of a call that failed."""
-    if call.first is None or not log.isEnabledFor(logging.INFO):
+    if call.failures is None or call.first is None or not log.isEnabledFor(logging.INFO):
         return
     event = Event(
         rpc=call.rpc,

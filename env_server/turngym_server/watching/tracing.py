@@ -123,5 +123,5 @@ def _describe(span: Span, call: Call) -> None:
     span.set_attribute("turngym.items", call.items)
     for environment, items in (call.environments or {}).items():
         span.set_attribute(f"turngym.items.{environment}", items)
-    for reason, items in call.failures.items():
+    for reason, items in (call.failures or {}).items():
         span.set_attribute(f"turngym.errors.{reason.value}", items)
