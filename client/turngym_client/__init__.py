@@ -10,7 +10,7 @@
 `turngym_client.gym` and `turngym_client.gym_vector`, which alone load gymnasium and numpy.
 """
 
-import turngym  # noqa: F401  # First: it says how gRPC waits, before that is imported.
+from turngym import __version__  # First: it says how gRPC waits, before that is imported.
 from turngym_client.aio import AsyncClient, AsyncEpisode, aconnect
 from turngym_client.answer import ParsedAnswer, parse_answer
 from turngym_client.credentials import TlsConfig
@@ -87,6 +87,7 @@ __all__ = [
     "Unauthenticated",
     "UnknownEnvironment",
     "VersionMismatch",
+    "__version__",
     "aconnect",
     "connect",
     "parse_answer",
