@@ -47,6 +47,9 @@ class PolicyConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Of the policy's forward passes; weights are kept and trained in float32."
     )
+    gradient_checkpointing: bool = Field(
+        default=False, description="Keep each layer's input only and run it again for gradients: a third more time."
+    )
 
 
 class RolloutConfig(Section):

@@ -40,6 +40,7 @@ from turngym_trainer.guard import Alarm, Watch, watch
 from turngym_trainer.loss import kl_penalty
 from turngym_trainer.metrics import METRICS, Number, RunLog, read_metrics
 from turngym_trainer.policy import Policy, load_policy
+from turngym_trainer.recompute import layers_to_recompute
 from turngym_trainer.reward import lay_on_rows
 from turngym_trainer.rollout import first_prompt
 from turngym_trainer.sample import planned, roll_out
@@ -407,6 +408,8 @@ def _open_run(config: Config, *, resume: bool) -> Generator[Run]:
     state = read_state(newest) if newest else None
     _set_threads(config, state)
     policy = _load(str(newest) if newest else config.policy.model, config)
+    if config.policy.gradient_checkpointing:
+        layers_to_recompute(policy.model)
     with connected(config) as client:
         splits = {Split(config.environment.split)}
         if config.validation.every:

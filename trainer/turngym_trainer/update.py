@@ -29,6 +29,7 @@ from turngym_trainer.loss import (
 )
 from turngym_trainer.masters import MasterWeights
 from turngym_trainer.policy import Policy
+from turngym_trainer.recompute import recompute_layers
 from turngym_trainer.schedule import rate_share
 from turngym_trainer.seeds import Place
 
@@ -100,6 +101,9 @@ class Learner:
         with_critic: the advantage needs values.
         reference: see below.
 
+    Raises:
+        PolicyError: the policy cannot do gradient checkpointing, which the settings ask for.
+
     Attributes:
         critic: None where the advantage needs none.
         reference: what the KL divergence is measured from; None where β is 0.
@@ -133,6 +137,10 @@ class Learner:
             else None
         )
         dtype = torch.bfloat16 if config.policy.dtype == "bfloat16" else torch.float32
+        if config.policy.gradient_checkpointing:
+            recompute_layers(policy.model)
+            if self.critic is not None and self.critic.own_trunk:
+                recompute_layers(self.critic.trunk)
         self._actor_weights = MasterWeights(policy.model.parameters(), dtype)
         self._critic_weights = MasterWeights(self.critic.trunk_parameters() if self.critic else [], dtype)
         self._actor_parameters = self._actor_weights.masters

@@ -26,6 +26,7 @@ from turngym_trainer.evaluate import choose_levels, context_of, environment_limi
 from turngym_trainer.logprobs import Scorer, micro_batches
 from turngym_trainer.masters import MasterWeights
 from turngym_trainer.policy import Policy, load_policy
+from turngym_trainer.recompute import recompute_layers
 from turngym_trainer.settings import config_tree
 from turngym_trainer.start import connected, served_environment, take_folder
 from turngym_trainer.trajectory import Row
@@ -243,6 +244,8 @@ class _Trainer:
         self._batch = _lay_out(rows)
         # Demonstrations are learnt as they will be sampled: at the rollout's temperature.
         self._scorer = Scorer(policy.model, config.rollout.temperature)
+        if config.policy.gradient_checkpointing:
+            recompute_layers(policy.model)
         dtype = torch.bfloat16 if config.policy.dtype == "bfloat16" else torch.float32
         self._weights = MasterWeights(policy.model.parameters(), dtype)
         self._optimiser = torch.optim.AdamW(self._weights.masters, lr=0.0, weight_decay=0.0, fused=True)
