@@ -51,16 +51,16 @@ def test_what_is_wanting():
         3: group_of(3, 1.0),  # Lost more than half.
         5: (episode(5, 0, 1.0, turns=0), *group_of(5, 0.0)),  # An episode without a turn is none.
     }
-    assert wanting_groups(groups, config) == [1, 3, 4, 5]
-    assert wanting_groups({}, config) == [0, 1, 2, 3, 4, 5]
+    assert wanting_groups(groups, config, config.rollout.groups) == [1, 3, 4, 5]
+    assert wanting_groups({}, config, 6) == [0, 1, 2, 3, 4, 5]
 
 
 def test_what_makes_groups_wanting_is_what_the_filter_looks_at():
     spoilt = TurnRecord("", "", "", ("a",), 1.0, False, False, 1)
     groups = {0: (episode(0, 0, 1.0), Trajectory("e", 0, 1, 0, 0, "", None, True, False, "", (), (spoilt,)))}
-    assert wanting_groups(groups, config_of("rollout.groups=1", "update.minibatch_episodes=2")) == []
+    assert wanting_groups(groups, config_of("rollout.groups=1", "update.minibatch_episodes=2"), 1) == []
     on_task = config_of("rollout.groups=1", "update.minibatch_episodes=2", "filter.on=task")
-    assert wanting_groups(groups, on_task) == [0]
+    assert wanting_groups(groups, on_task, 1) == [0]
 
 
 def test_refilling_keeps_whole_groups():
@@ -95,7 +95,7 @@ def test_rounds_go_on_until_no_group_is_wanting_or_the_cap(server, novice):
     config = config_of(*longer, "rollout.refills=6")
     place = Place(1)
     once = sample(server, novice, config_of(*longer), place)
-    first = wanting_groups({g: tuple(t for t in once.trajectories if t.group == g) for g in range(4)}, config)
+    first = wanting_groups({g: tuple(t for t in once.trajectories if t.group == g) for g in range(4)}, config, 4)
     assert 0 < len(first) < 4
     assert (once.rounds, once.refilled) == (1, 0)
     full = sample(server, novice, config, place)
@@ -103,7 +103,7 @@ def test_rounds_go_on_until_no_group_is_wanting_or_the_cap(server, novice):
     assert full.refilled >= len(first)
     assert [(t.group, t.member) for t in full.trajectories] == [(g, m) for g in range(4) for m in range(2)]
     groups = {g: tuple(t for t in full.trajectories if t.group == g) for g in range(4)}
-    assert wanting_groups(groups, config) == [] or full.rounds == 7
+    assert wanting_groups(groups, config, config.rollout.groups) == [] or full.rounds == 7
     for before, after in zip(once.trajectories, full.trajectories, strict=True):
         if before.group in first:
             of_rounds = [seeds.level_seed(0, 1, attempt, after.group) for attempt in range(1, full.rounds)]

@@ -23,6 +23,7 @@ from torch import Tensor
 
 import turngym
 from turngym_client import EnvironmentInfo
+from turngym_trainer.held import Held, save_held
 from turngym_trainer.update import Learner
 
 _PREFIX = "iteration-"
@@ -95,6 +96,7 @@ def save_checkpoint(
     environment: EnvironmentIdentity,
     config: dict[str, object],
     keep: int,
+    held: Held | None = None,
 ) -> Path:
     """Writes a checkpoint under `folder` and removes all but the newest `keep`.
 
@@ -112,6 +114,8 @@ def save_checkpoint(
             save_file(_contiguous(learner.critic.state_dict()), training / "critic.safetensors")
     for name, optimiser in learner.optimisers.items():
         save_file(_optimiser_tensors(optimiser), training / f"{name}_optimiser.safetensors")
+    if held is not None:
+        save_held(training, held)
     state = {
         "progress": asdict(progress),
         "environment": asdict(environment),

@@ -58,6 +58,9 @@ class RolloutConfig(Section):
     refills: NotNegative = Field(
         default=0, description="Most times an iteration that other levels are played for groups that fared alike."
     )
+    reuse: Positive = Field(
+        default=1, description="k: iterations that learn from the groups of one policy version, which plays k times P."
+    )
     temperature: Rate = Field(default=1.0, description="Of sampling; the update divides its logits by the same.")
     top_p: float = Field(default=1.0, description="Must be 1: the update could not reproduce the probabilities.")
     top_k: int = Field(default=0, description="Must be 0 (off), for the same reason.")

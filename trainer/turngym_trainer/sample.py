@@ -42,7 +42,9 @@ class Sample:
     waiting_seconds: float
 
 
-def roll_out(policy: Policy, client: Client, config: Config, place: Place, *, version: str, max_turns: int) -> Sample:
+def roll_out(
+    policy: Policy, client: Client, config: Config, place: Place, *, version: str, max_turns: int, iterations: int = 1
+) -> Sample:
     """Plays P level seeds × N episodes, each with its own noise seed, and refills at most `rollout.refills` times.
 
     A group is refilled where its members fared alike, or where it lost more than half of them. Those that are wanting
@@ -55,13 +57,15 @@ def roll_out(policy: Policy, client: Client, config: Config, place: Place, *, ve
         place: the iteration's.
         version: of the environment, which must not change.
         max_turns: of an episode; 0: the environment's default.
+        iterations: that learn from what is played; each has P groups of its own, numbered on.
 
     Raises:
         RunError: every episode of the first round was lost.
     """
     groups: Groups = {}
     lost: list[Lost] = []
-    wanting: Sequence[int] = range(config.rollout.groups)
+    count = iterations * config.rollout.groups
+    wanting: Sequence[int] = range(count)
     rounds = refilled = dropped = 0
     waiting_seconds = 0.0
     while wanting and rounds <= config.rollout.refills:
@@ -85,7 +89,7 @@ def roll_out(policy: Policy, client: Client, config: Config, place: Place, *, ve
         waiting_seconds += played.waiting_seconds
         groups, replaced = refill(groups, played.trajectories, config.rollout.group_size)
         dropped += replaced
-        wanting = wanting_groups(groups, config)
+        wanting = wanting_groups(groups, config, count)
     trajectories = tuple(trajectory for group in sorted(groups) for trajectory in groups[group])
     return Sample(trajectories, tuple(lost), dropped, rounds, refilled, waiting_seconds)
 
@@ -95,12 +99,12 @@ def round_place(place: Place, number: int, config: Config) -> Place:
     return Place(place.iteration, place.attempt * (1 + config.rollout.refills) + number)
 
 
-def wanting_groups(groups: Groups, config: Config) -> list[int]:
-    """Groups that are constant, lost more than half of their members, or are missing, ascending."""
+def wanting_groups(groups: Groups, config: Config, count: int) -> list[int]:
+    """Of `count` groups those that are constant, lost more than half of their members, or are missing, ascending."""
     whole = complete_groups([each for of in groups.values() for each in of], config.rollout.group_size)
     spread = spread_of(whole, config)
     sound = set(spread.groups[~spread.constant].tolist())
-    return [group for group in range(config.rollout.groups) if group not in sound]
+    return [group for group in range(count) if group not in sound]
 
 
 def refill(groups: Groups, played: Collection[Trajectory], group_size: int) -> tuple[Groups, int]:

@@ -232,6 +232,7 @@ def _faults(config: Config) -> Iterator[str]:
             f"iterations, and the {config.checkpoint.keep} checkpoints kept reach back {reach}; set it to at least "
             f"{-(-4 * config.validation.every // config.checkpoint.every)}, or guard.on_alarm=warn"
         )
+    yield from _reuse_faults(config)
     turns = config.horizon.turns
     if list(turns) != sorted(set(turns)):
         yield f"horizon.turns: {list(turns)} does not grow from phase to phase; give ascending numbers, as [10, 20, 30]"
@@ -256,6 +257,22 @@ def _faults(config: Config) -> Iterator[str]:
         yield (
             "validation.split: an environment that is trained on split all has met the worlds of validation; "
             "set validation.split=all (a score on worlds that were trained on) or environment.split=train"
+        )
+
+
+def _reuse_faults(config: Config) -> Iterator[str]:
+    reuse = config.rollout.reuse
+    if config.run.iterations % reuse:
+        yield (
+            f"rollout.reuse: {config.run.iterations} iterations are no multiple of {reuse}, so the last groups would "
+            "be played and never learnt from; set "
+            f"run.iterations={-(-config.run.iterations // reuse) * reuse}, or another rollout.reuse"
+        )
+    horizon = config.horizon
+    if len(horizon.turns) > 1 and horizon.until == "iterations" and horizon.iterations % reuse:
+        yield (
+            f"horizon.iterations: a phase of {horizon.iterations} ends while groups of {reuse} iterations "
+            f"(rollout.reuse) are in use, which have its turns; set it to a multiple of {reuse}"
         )
 
 

@@ -19,6 +19,7 @@ from turngym_client import Client, EnvironmentInfo, Split
 from turngym_trainer.advantage import ADVANTAGES, Episodes, whiten
 from turngym_trainer.batch import lay_out
 from turngym_trainer.checkpoint import (
+    TRAINING,
     CheckpointError,
     EnvironmentIdentity,
     Progress,
@@ -35,15 +36,16 @@ from turngym_trainer.collapse import write_report
 from turngym_trainer.config import Config
 from turngym_trainer.evaluate import choose_levels, context_of, evaluate
 from turngym_trainer.facts import Facts, write_facts
-from turngym_trainer.grade import Graded, RunError, check_readable, grade
+from turngym_trainer.grade import Graded, RunError, check_readable, complete_groups, grade
 from turngym_trainer.guard import Alarm, Watch, watch
+from turngym_trainer.held import Held, left_of_block, load_held
 from turngym_trainer.loss import kl_penalty
 from turngym_trainer.metrics import METRICS, Number, RunLog, read_metrics
 from turngym_trainer.policy import Policy, load_policy
 from turngym_trainer.recompute import layers_to_recompute
 from turngym_trainer.reward import lay_on_rows
 from turngym_trainer.rollout import first_prompt
-from turngym_trainer.sample import planned, roll_out
+from turngym_trainer.sample import Sample, planned, roll_out
 from turngym_trainer.schedule import Phase, after_validation, turns_at
 from turngym_trainer.seeds import Place
 from turngym_trainer.settings import (
@@ -57,6 +59,7 @@ from turngym_trainer.settings import (
 from turngym_trainer.signals import episode_signals, explained_variance, smooth, token_signals
 from turngym_trainer.start import connected, served_environment, take_folder
 from turngym_trainer.template import template_signs
+from turngym_trainer.trajectory import Trajectory
 from turngym_trainer.update import Learner, Lesson
 
 _LOG = logging.getLogger(__name__)
@@ -94,6 +97,7 @@ class Run:
     Attributes:
         ceiling: success rate of the best possible player on the worlds of validation; None: not known.
         levels: seeds that validations play.
+        held: episodes for iterations to come; None: the next one plays its own.
     """
 
     config: Config
@@ -105,6 +109,7 @@ class Run:
     levels: list[int]
     progress: Progress
     log: RunLog
+    held: Held | None
 
 
 def train(config: Config, *, resume: bool = False, observe: Observer = lambda metrics: None) -> Path:
@@ -148,22 +153,13 @@ def _train(config: Config, *, resume: bool, observe: Observer) -> Path:
             place = Place(iteration, run.progress.attempt)
             began = time.perf_counter()
 
-            max_turns = turns_at(
-                config.horizon, iteration, Phase.from_plain(run.progress.phase), config.environment.max_turns
-            )
-            rollout = roll_out(
-                run.learner.policy,
-                run.client,
-                config,
-                place,
-                version=run.environment.version,
-                max_turns=max_turns,
-            )
+            held, rollout = _collect(run, place)
+            due, run.held = held.due(iteration, config.rollout.groups), held.after(iteration, config.rollout.groups)
             collected = time.perf_counter()
 
             if run.progress.update == 0 and config.rollout.stop_unreadable:
-                check_readable(rollout.trajectories, config)
-            graded = grade(rollout.trajectories, config, place)
+                check_readable(due, config)
+            graded = grade(due, config, place)
             template = _template(run, graded, iteration)
             learnt = learn(run.learner, graded, config, place)
             updated = time.perf_counter()
@@ -174,10 +170,11 @@ def _train(config: Config, *, resume: bool, observe: Observer) -> Path:
             metrics = {
                 **episode_signals(graded.trajectories, graded.rewards, graded.spread),
                 "train/lost": len(rollout.lost),
-                "train/dropped": rollout.dropped + len(rollout.trajectories) - len(graded.trajectories),
+                "train/dropped": rollout.dropped + len(due) - len(graded.trajectories),
                 "train/rounds": rollout.rounds,
                 "train/refilled_groups": rollout.refilled,
-                **({"train/max_turns": max_turns} if config.horizon.turns else {}),
+                **({"train/max_turns": held.max_turns} if config.horizon.turns else {}),
+                **({"train/age": iteration - held.iteration} if config.rollout.reuse > 1 else {}),
                 **template,
                 **learnt,
                 **validated,
@@ -202,6 +199,41 @@ def _train(config: Config, *, resume: bool, observe: Observer) -> Path:
             if alarms:
                 _act(run, alarms, graded)
         return checkpoints(run.folder / CHECKPOINTS)[-1]
+
+
+def _collect(run: Run, place: Place) -> tuple[Held, Sample]:
+    """The episodes that an iteration and perhaps some after it learn from, and what was played for that just now.
+
+    Where those that are held have no whole group for the iteration, they are played anew, as far as their use goes.
+    """
+    config, held = run.config, run.held
+    if held is not None and complete_groups(
+        held.due(place.iteration, config.rollout.groups), config.rollout.group_size
+    ):
+        return held, Sample((), (), 0, 0, 0, 0.0)
+    max_turns = turns_at(
+        config.horizon, place.iteration, Phase.from_plain(run.progress.phase), config.environment.max_turns
+    )
+    sample = roll_out(
+        run.learner.policy,
+        run.client,
+        config,
+        place,
+        version=run.environment.version,
+        max_turns=max_turns,
+        iterations=left_of_block(place.iteration, config.rollout.reuse),
+    )
+    trajectories = sample.trajectories
+    if config.rollout.reuse > 1 and config.update.old_logprobs == "recomputed":
+        # Later the policy that played them is gone.
+        trajectories = _with_old_logprobs(run.learner, trajectories)
+    return Held(place.iteration, place.attempt, max_turns, trajectories), sample
+
+
+def _with_old_logprobs(learner: Learner, trajectories: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
+    batch = lay_out(trajectories)
+    logprobs = np.split(learner.logprobs(batch), batch.episode_offsets[1:-1])
+    return tuple(replace(each, old_logprobs=of) for each, of in zip(trajectories, logprobs, strict=True))
 
 
 def learn(learner: Learner, graded: Graded, config: Config, place: Place) -> dict[str, Number]:
@@ -233,7 +265,9 @@ def learn(learner: Learner, graded: Graded, config: Config, place: Place) -> dic
     )
     old = batch.logprobs
     if config.update.old_logprobs == "recomputed":
-        old = learner.logprobs(batch)
+        kept_old = [graded.trajectories[int(episode)].old_logprobs for episode in chosen]
+        known = [logprobs for logprobs in kept_old if logprobs is not None]
+        old = np.concatenate(known) if len(known) == len(chosen) else learner.logprobs(batch)
         metrics["update/sampler_gap"] = float(np.abs(old - batch.logprobs).mean())
     reference = learner.reference_logprobs(batch) if learner.reference is not None else None
     if reference is not None:
@@ -395,6 +429,7 @@ def _checkpoint(run: Run) -> None:
         run.environment,
         config_tree(run.config),
         run.config.checkpoint.keep,
+        run.held,
     )
 
 
@@ -427,6 +462,9 @@ def _open_run(config: Config, *, resume: bool) -> Generator[Run]:
         _check_horizon(config, environment)
         _check_room(policy, client, config, environment)
         progress = state.progress if state else Progress()
+        held = load_held(newest / TRAINING) if newest else None
+        if held is not None and held.attempt != progress.attempt:
+            held = None  # Rolled back: these were played on the way to the alarm.
         levels: list[int] = []
         if config.validation.every:
             levels = choose_levels(
@@ -441,7 +479,9 @@ def _open_run(config: Config, *, resume: bool) -> Generator[Run]:
         write_facts(folder, Facts.of(served, Split(config.validation.split)))
         learner = _make_learner(policy, config, folder, newest, turns=int(environment.limits["max_turns"]))
         with RunLog(folder, progress.sizes, progress.iteration) as log:
-            yield Run(config, folder, client, environment, learner, _ceiling(served, config), levels, progress, log)
+            yield Run(
+                config, folder, client, environment, learner, _ceiling(served, config), levels, progress, log, held
+            )
 
 
 def _ceiling(served: EnvironmentInfo, config: Config) -> float | None:

@@ -81,6 +81,8 @@ class Trajectory:
         turns: the same as text.
         last_prompt: token ids that the policy would have read next, where a limit ended the episode and its model can
             read as many; else None.
+        old_logprobs: log-probabilities of the action tokens, [M], under the policy that played it, as the trainer
+            computes them; None: not computed.
     """
 
     environment: str
@@ -97,6 +99,7 @@ class Trajectory:
     turns: tuple[TurnRecord, ...] = field(default_factory=tuple[TurnRecord, ...])
     last_prompt: NDArray[np.int64] | None = None
     outgrown: bool = False
+    old_logprobs: NDArray[np.float32] | None = None
 
     @property
     def environment_return(self) -> float:
