@@ -225,6 +225,35 @@ async def test_a_stream_is_checked_request_by_request(tmp_path):
         await stream.done_writing()
 
 
+async def test_what_an_open_stream_may_do_follows_the_file_and_the_clock(tmp_path):
+    """What was found out about a stream's caller holds for its later requests only as long as the tokens do."""
+    path, clock, now = tmp_path / "tokens.toml", Clock(), Clock()
+    tokens = write_tokens(path, alice="role = 'train'\nexpires = 1970-01-01T01:00:00Z")
+    async with serving(DICE, tokens=path, clock=clock, now=now) as (stub, _):
+        session = (await reset(stub, tokens["alice"])).started.session_id
+        stream = stub.StepStream(metadata=tokens["alice"])
+
+        async def answered() -> str:
+            """Why a request is refused; "": it is not."""
+            await stream.write(pb.StepStreamRequest(id=1, step=requests(session)["Step"]))
+            response = await stream.read()
+            return reason(response.error) if response.HasField("error") else ""
+
+        assert [await answered() for _ in range(3)] == ["", "", ""]
+        lines = path.read_text()
+        path.write_text(lines + "requests_per_second = 1\n")
+        assert [await answered() for _ in range(3)] == ["", "QUOTA_EXCEEDED", "QUOTA_EXCEEDED"]
+        path.write_text(lines)
+        assert [await answered() for _ in range(3)] == ["", "", ""]
+        path.write_text(lines.replace("train", "evaluate"))
+        assert await answered() == ""
+        now.now = 3_599.0
+        assert await answered() == ""
+        now.now = 3_600.0
+        assert await answered() == "UNAUTHENTICATED"
+        await stream.done_writing()
+
+
 async def test_without_tokens_a_session_is_whoevers_has_its_id():
     async with serving(DICE) as (stub, _):
         session = (await reset(stub, (("turngym-client", "one"),))).started.session_id

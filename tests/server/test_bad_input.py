@@ -17,6 +17,7 @@ from serving import Clock, call_status, details, reason, request_id, reset_error
 from turngym.v1 import environment_pb2 as pb
 from turngym_client import EpisodeLost, aconnect
 from turngym_client import Split as ClientSplit
+from turngym_server.access.admission import Visit
 from turngym_server.discovery import find_specs
 from turngym_server.environment import Isolation, Limits
 from turngym_server.errors import ItemError, Reason
@@ -154,7 +155,7 @@ async def test_others_get_the_event_loop_between_the_items_of_a_batch():
 
         ticking = asyncio.create_task(tick())
         # Nothing in it is waited for: every item is refused.
-        await server.service.reset(data, Call("Reset", ()))
+        await server.service.reset(data, Call(Visit("Reset", ())))
         ticking.cancel()
         assert ticks >= len(items) - 2
 
@@ -162,7 +163,7 @@ async def test_others_get_the_event_loop_between_the_items_of_a_batch():
 async def test_calls_that_are_read_at_the_same_time_start_each_session_once():
     async with serving(DICE, max_sessions=60) as (_, server):
         data = pb.ResetRequest(items=[reset_item() for _ in range(50)]).SerializeToString()
-        answers = await asyncio.gather(*(server.service.reset(data, Call("Reset", ())) for _ in range(3)))
+        answers = await asyncio.gather(*(server.service.reset(data, Call(Visit("Reset", ()))) for _ in range(3)))
         assert answers[0] == answers[1] == answers[2]
         assert all(outcome.HasField("started") for outcome in pb.ResetResponse.FromString(answers[0]).outcomes)
         assert server.service.table.held == 50
@@ -171,7 +172,7 @@ async def test_calls_that_are_read_at_the_same_time_start_each_session_once():
 async def test_calls_that_are_read_at_the_same_time_start_all_or_none():
     async with serving(DICE, max_sessions=60) as (_, server):
         batches = [pb.ResetRequest(items=[reset_item() for _ in range(50)]).SerializeToString() for _ in range(2)]
-        calls = (server.service.reset(data, Call("Reset", ())) for data in batches)
+        calls = (server.service.reset(data, Call(Visit("Reset", ()))) for data in batches)
         first, second = await asyncio.gather(*calls, return_exceptions=True)
         assert isinstance(first, bytes)
         assert isinstance(second, ItemError)
