@@ -49,6 +49,8 @@ passed, so it lies far above what honest callers have open."""
 MAX_PENDING: Final = 64 * MAX_STREAMS
 """Calls that gRPC has read and the server has not begun: honest ones wait among those of a burst."""
 MAX_METADATA_BYTES: Final = 8 * 1024
+UNCOMPRESSED: Final = 1
+"""Set of gRPC's compressions that holds none: requests that are compressed are refused (UNIMPLEMENTED)."""
 FRONT_SOCKET_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -63,6 +65,8 @@ SERVER_OPTIONS: Final = (
     # Beyond it gRPC ends calls at random, whoever's they are, as CANCELLED.
     ("grpc.server.max_pending_requests", MAX_PENDING),
     ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING),
+    # A small compressed request may be a large one, which is only known once it has been decompressed.
+    ("grpc.compression_enabled_algorithms_bitset", UNCOMPRESSED),
     ("grpc.so_reuseport", 0),  # Else a second server would share the port unnoticed.
 )
 

@@ -6,7 +6,7 @@ import contextlib
 import grpc
 import grpc.aio
 import pytest
-from raw_http2 import RawConnection
+from raw_http2 import RawConnection, message
 from sample_environments import DICE, GATE, PLAYED, THREADED_DICE
 from server_process import ServerProcess
 from serving import call_status, details, reason, reset_error, reset_item, serving, start, step
@@ -189,3 +189,42 @@ async def test_bytes_under_way_are_bounded_for_each_caller_and_in_all(closed_gat
             assert reply.outcomes[0].HasField("transition")
         for name, request in requests.items():
             assert (await stub.Step(request, metadata=tokens[name])).outcomes[0].HasField("transition")
+
+
+async def test_replies_that_nobody_takes_are_bounded(monkeypatch):
+    """gRPC keeps them: a caller who asks for much and reads nothing would have the server's memory."""
+    monkeypatch.setattr(room, "MAX_BYTES_OF_CALLER", 100_000)
+    async with serving(DICE) as (stub, server):
+
+        def ask(connection: RawConnection, client: str) -> int:
+            body = message(pb.GetEnvironmentRequest(environment_id="dice").SerializeToString())
+            return connection.call("GetEnvironment", body, ("turngym-client", client), ends=True)
+
+        request = pb.GetEnvironmentRequest(environment_id="dice")
+        size = (await stub.GetEnvironment(request)).ByteSize()
+        with RawConnection(server.address, window=0) as silent:
+            calls = [ask(silent, "silent") for _ in range(100_000 // size + 1)]
+            # Headers of what is refused come through, as no window bounds them.
+            assert await asyncio.to_thread(silent.ended, calls[-1], 5)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await stub.GetEnvironment(request, metadata=(("turngym-client", "silent"),))
+            info, delay = details(call_status(error.value))
+            assert (info.reason, info.metadata["quota"], delay) == ("QUOTA_EXCEEDED", "bytes_under_way", 1.0)
+            await stub.GetEnvironment(request, metadata=(("turngym-client", "another"),))
+        for _ in range(50):  # Those of a connection that has ended are no longer kept.
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await stub.GetEnvironment(request, metadata=(("turngym-client", "silent"),))
+                break
+            await asyncio.sleep(0.1)
+        else:
+            pytest.fail("there is no room again")
+
+
+async def test_compressed_requests_are_refused():
+    """How large one is would only be known once it has been decompressed."""
+    async with serving(DICE) as (stub, _):
+        request = pb.GetEnvironmentRequest(environment_id="dice", options_json=" " * 10_000)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await stub.GetEnvironment(request, compression=grpc.Compression.Gzip)
+        assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert (await stub.GetEnvironment(pb.GetEnvironmentRequest(environment_id="dice"))).environment.id == "dice"

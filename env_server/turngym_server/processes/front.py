@@ -65,6 +65,7 @@ from turngym_server.rpc.call import Call, Context, abort, metadata_of
 from turngym_server.rpc.gate import Gate, count_refusal
 from turngym_server.rpc.health import Health
 from turngym_server.rpc.requests import MAX_WAIT_SECONDS, wait_seconds
+from turngym_server.rpc.room import Room
 from turngym_server.rpc.stream import RequestStream
 from turngym_server.rpc.wire import Undecodable
 from turngym_server.watching.counts import Counts
@@ -241,6 +242,7 @@ class Front:
         """Binds, starts the workers, and begins to serve once all of them do."""
         self.workers = Workers(self._order, self._set_health)
         self._access = access_of(self.config, ledger=self.workers.ledger_of_front())
+        self._room = Room()
         self._health = Health(("", SERVICE))
         self._server = Listener((self._handlers(), self._health.handlers()), self._access, self.config)
         self.port = self._server.bind()
@@ -303,7 +305,8 @@ class Front:
         """The method, for those who have not used up their quotas; a Refusal is turned into the status of the call."""
 
         async def answer(data: bytes, context: Context) -> bytes:
-            caller = self._admit(rpc, data, context)
+            call = Call(Visit(rpc, metadata_of(context)))
+            caller = self._admit(call, len(data))
             if isinstance(caller, ItemError):
                 return await abort(context, caller)
             try:
@@ -312,19 +315,23 @@ class Front:
                 refusal = error
             else:
                 self._access.charge(caller, len(reply))
+                try:
+                    self._room.hold_until_sent(context, caller.account, len(reply))
+                except ItemError as no_room:
+                    count_refusal(call, self._counts.rpc(rpc), no_room)
+                    return await abort(context, no_room)
                 return reply
             trailing = ((DETAILS_KEY, refusal.details),) if refusal.details else ()
             return await context.abort(refusal.code, refusal.message, trailing)
 
         return answer
 
-    def _admit(self, rpc: str, data: bytes, context: Context) -> Caller | ItemError:
-        """Whoever sent a request, once it is counted; or why it is refused."""
-        call = Call(Visit(rpc, metadata_of(context)))
+    def _admit(self, call: Call, size: int) -> Caller | ItemError:
+        """Whoever sent a request of `size` bytes, once it is counted; or why it is refused."""
         try:
-            return self._access.admit(call.visit, len(data))
+            return self._access.admit(call.visit, size)
         except ItemError as refusal:
-            count_refusal(call, self._counts.rpc(rpc), refusal)
+            count_refusal(call, self._counts.rpc(call.rpc), refusal)
             return refusal
 
     async def _get_server(self, data: bytes, context: Context) -> bytes:
@@ -464,9 +471,11 @@ class Front:
     async def _step_stream(self, _requests: object, context: Context) -> None:
         """Passes each request of the stream on as a Step call."""
 
+        visit = Visit("StepStream", metadata_of(context))
+
         async def answer(data: bytes) -> bytes:
             request_id, request = _streamed(data)
-            caller = self._admit("StepStream", data, context)
+            caller = self._admit(Call(visit), len(data))
             if isinstance(caller, ItemError):
                 return refused(request_id, caller.status())
             try:

@@ -1,27 +1,32 @@
-"""How many bytes of requests a server holds that it has not answered yet.
+"""How many bytes a server holds: of requests that it has not answered yet, and of replies that are not sent yet.
+
+gRPC keeps a reply until its caller takes it, which is never where the caller does not want to. Those of streams are no
+matter: a stream whose answers are not taken is not read.
 
 Knows nothing of what is asked for.
 """
 
 import contextlib
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Final
 
 from turngym_server.errors import ItemError, Reason
+from turngym_server.rpc.call import Context
 
 COUNTED_FROM: Final = 64 * 1024
-"""Smaller requests are not counted."""
+"""Smaller requests are not counted: they are under way for a moment, or wait in a bounded queue."""
 MAX_BYTES_OF_CALLER: Final = 64 * 1024 * 1024
 MAX_BYTES: Final = 512 * 1024 * 1024
 RETRY_SECONDS: Final = 1.0
 
 
 class Room:
-    """Room for large requests under way, a part of which is each caller's most."""
+    """Room for requests and replies under way, a part of which is each caller's most."""
 
     def __init__(self) -> None:
         self._held: Counter[str] = Counter()
+        self._total = 0
 
     @contextlib.contextmanager
     def hold(self, account: str, size: int) -> Generator[None]:
@@ -33,18 +38,35 @@ class Room:
         Raises:
             ItemError: QUOTA_EXCEEDED, where there is no room for it now.
         """
-        if self._held[account] + size > MAX_BYTES_OF_CALLER or self._held.total() + size > MAX_BYTES:
+        let_go = self._take(account, size)
+        try:
+            yield
+        finally:
+            let_go()
+
+    def hold_until_sent(self, context: Context, account: str, size: int) -> None:
+        """Counts a call's reply of `size` bytes until the call is over. Raises as `hold` does."""
+        let_go = self._take(account, size)
+        context.add_done_callback(lambda _: let_go())
+
+    def _take(self, account: str, size: int) -> Callable[[], None]:
+        """Counts bytes, until what is returned is called."""
+        held = self._held[account]
+        if held + size > MAX_BYTES_OF_CALLER or self._total + size > MAX_BYTES:
             raise ItemError(
                 Reason.QUOTA_EXCEEDED,
-                f"{self._held[account]} bytes of requests of this caller are under way, {self._held.total()} in all; "
+                f"{held} bytes of requests and replies of this caller are under way, {self._total} in all; "
                 f"with {size} more there may be {MAX_BYTES_OF_CALLER} and {MAX_BYTES}: ask again in a second",
                 metadata={"quota": "bytes_under_way"},
                 retry_after=RETRY_SECONDS,
             )
         self._held[account] += size
-        try:
-            yield
-        finally:
+        self._total += size
+
+        def let_go() -> None:
+            self._total -= size
             self._held[account] -= size
             if not self._held[account]:
                 del self._held[account]
+
+        return let_go

@@ -172,6 +172,12 @@ class EnvironmentService:
             reply = self._answer(call, len(data), lambda call: method(data, call), counts)
             if not isinstance(reply, bytes | ItemError):
                 reply = await reply
+            if isinstance(reply, bytes):
+                try:
+                    self._room.hold_until_sent(context, call.caller.account, len(reply))
+                except ItemError as refusal:
+                    count_refusal(call, counts, refusal)
+                    reply = refusal
             return reply if isinstance(reply, bytes) else await abort(context, reply)
 
         return answer

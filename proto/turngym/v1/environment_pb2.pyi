@@ -6,7 +6,8 @@ The contract between an environment server and whoever plays against it.
 Everything is unary and batched (but StepStream, where the same batches share a stream): a single step is a batch of
 one. Every item of a batch succeeds or fails on its own, outcomes come back in the order of the items, and the ids an
 item was sent with are echoed in its outcome. A request that holds more than 100,000 fields, those of its items
-included, is refused as a whole (INVALID_ITEM).
+included, is refused as a whole (INVALID_ITEM). Requests are not compressed; gRPC refuses those that are
+(UNIMPLEMENTED).
 
 Status of an item or of a whole call is google.rpc.Code. Details carry google.rpc.ErrorInfo with domain "turngym"
 and one of these reasons:
@@ -36,7 +37,8 @@ and one of these reasons:
   SESSION_LIMIT         RESOURCE_EXHAUSTED   with google.rpc.RetryInfo; only errors that carry it may be retried
   QUEUE_FULL            RESOURCE_EXHAUSTED   with RetryInfo: as much of the caller's work waits as may. Of Reset and
                                              Fork the whole call, of Step and Advise the item; nothing was begun
-  QUOTA_EXCEEDED        RESOURCE_EXHAUSTED   the whole call, with RetryInfo; metadata: quota
+  QUOTA_EXCEEDED        RESOURCE_EXHAUSTED   the whole call, with RetryInfo; metadata: quota. It was carried out if the
+                                             quota is bytes_under_way and those are of replies not taken yet
   DRAINING              UNAVAILABLE          the server is shutting down; resume by replay on another
   ENVIRONMENT_FAILED    INTERNAL             the environment raised, or crashed; never replayed: the failure is the
                                              result. The message holds the exception's type and up to 300
