@@ -148,8 +148,12 @@ class EnvironmentHost:
         spec: from the registry.
         operator: what `--option` set, by name.
 
+    Attributes:
+        options_schema: JSON Schema of what clients may ask for.
+
     Raises:
-        ValueError: an operator option is unknown or malformed, or what it names cannot be read.
+        ValueError: an operator option is unknown or malformed, or what it names cannot be read; or no client could
+            play the environment, as its own options have no defaults or no schema.
     """
 
     def __init__(self, spec: EnvironmentSpec, operator: Mapping[str, object] | None = None) -> None:
@@ -171,6 +175,11 @@ class EnvironmentHost:
         # Bound here, so that a cache lives as long as its host.
         self.resolve_options = functools.lru_cache(maxsize=256)(self._resolve_options)
         self.instructions = functools.lru_cache(maxsize=256)(self._instructions)
+        self.options_schema = self._options_schema()
+        try:
+            self.resolve_options("")
+        except ItemError as error:
+            raise ValueError(f"{spec.id}: its options need defaults that can be had: {error.message}") from error
 
     def open(self) -> None:
         """Starts what the instances need beside themselves. Raises CannotIsolate where it cannot be had."""
@@ -246,9 +255,12 @@ class EnvironmentHost:
             return options
         return {LEVELS_OPTION: self._levels_id, **{name: options[name] for name in self._catalogue.options}}
 
-    def options_schema(self) -> dict[str, object]:
-        """JSON Schema of what clients may ask for."""
-        schema = self.spec.options.model_json_schema()
+    def _options_schema(self) -> Mapping[str, object]:
+        """JSON Schema of what clients may ask for. Raises ValueError where there is none."""
+        try:
+            schema = self.spec.options.model_json_schema()
+        except Exception as error:  # An option's type may raise what it likes.
+            raise ValueError(f"{self.spec.id}: its options have no JSON Schema: {exception_text(error)}") from error
         if self._catalogue is not None:
             known = schema["properties"]
             levels = {"const": self._levels_id, "description": "The levels that this server plays."}

@@ -1,6 +1,9 @@
 """What a server says of itself and of its environments."""
 
 import json
+import math
+import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import grpc.aio
@@ -14,7 +17,7 @@ import turngym
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.config import DEFAULT_SPLITS
 from turngym_server.discovery import find_specs
-from turngym_server.environment import Limits
+from turngym_server.environment import Limits, Options
 from turngym_server.host import EnvironmentHost
 from turngym_server.reference import read_reference
 from turngym_server.splits import Split
@@ -215,3 +218,28 @@ async def test_health_and_reflection():
         async for reply in call:
             names = {each.name for each in reply.list_services_response.service}
             assert "turngym.v1.EnvironmentService" in names
+
+
+class NoDefault(Options):
+    faces: int
+
+
+class NoSchema(Options):
+    faces: Callable[[], int] = int
+
+
+class UnwrittenDefault(Options):
+    share: float = math.inf
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (NoDefault, "dice: its options need defaults that can be had: dice: option 'faces': Field required"),
+        (NoSchema, "dice: its options have no JSON Schema: "),
+        (UnwrittenDefault, "dice: its options need defaults that can be had: options of dice cannot be written"),
+    ],
+)
+def test_an_environment_that_nobody_could_ask_for_is_not_served(options: type[Options], said: str):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        EnvironmentHost(replace(DICE, options=options))

@@ -298,7 +298,7 @@ class EnvironmentService:
                 version=spec.version,
                 family=spec.family,
                 summary=spec.summary,
-                options_schema_json=canonical_json(host.options_schema()),
+                options_schema_json=canonical_json(host.options_schema),
                 options_json=options_json,
                 instructions=await self._instructions(call, host, options_json, limits),
                 action_separator=spec.action_separator,
