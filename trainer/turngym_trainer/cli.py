@@ -71,7 +71,12 @@ def train_command(
                     console.print(f"iteration {iteration} of {settings.run.iterations}: {now}", highlight=False)
 
             try:
-                last = train(settings, resume=resume is not None, observe=observe)
+                last = train(
+                    settings,
+                    resume=resume is not None,
+                    observe=observe,
+                    tell=lambda line: progress.console.print(line, highlight=False, markup=False, soft_wrap=True),
+                )
             finally:
                 if went_on:
                     _report(folder)

@@ -28,6 +28,7 @@ class RunConfig(Section):
     server: tuple[str, ...] = Field(default=("127.0.0.1:50051",), min_length=1, description="Servers' host:port.")
     device: str = Field(default="cpu", description="cpu, cuda or cuda:N.")
     threads: NotNegative = Field(default=0, description="Torch threads; 0: as many as torch takes by itself.")
+    check_memory: bool = Field(default=True, description="Refuse a run that would not fit by its estimate.")
     trajectories_every: NotNegative = Field(default=1, description="Iterations between episode logs; 0: never.")
 
 

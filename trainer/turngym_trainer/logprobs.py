@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from turngym_trainer.batch import Batch
 
-_GROWTH = 2
+GROWTH = 2
 """A sequence with several answers is at most so many times as long as its prompt with the longest of them."""
 
 
@@ -70,7 +70,7 @@ def micro_batches(
 
 
 def _sequences(batch: Batch, rows: NDArray[np.int64], *, share_prompts: bool) -> list[_Sequence]:
-    """Joins rows with the same tokens before their first action, as far as `_GROWTH` lets them."""
+    """Joins rows with the same tokens before their first action, as far as `GROWTH` lets them."""
     alike: dict[bytes, list[int]] = {}
     for row in rows:
         first = int(batch.rows[int(row)].is_action.argmax())
@@ -80,7 +80,7 @@ def _sequences(batch: Batch, rows: NDArray[np.int64], *, share_prompts: bool) ->
     for together in alike.values():
         prompt = int(batch.rows[together[0]].is_action.argmax())
         answers = [_read_tokens(batch, row) - prompt for row in together]
-        most = _GROWTH * (prompt + max(answers))
+        most = GROWTH * (prompt + max(answers))
         sequences.append(_Sequence([together[0]], prompt, prompt + answers[0]))
         for row, answer in zip(together[1:], answers[1:], strict=True):
             if sequences[-1].length + answer > most:

@@ -34,17 +34,20 @@ from turngym_trainer.checkpoint import (
 )
 from turngym_trainer.collapse import write_report
 from turngym_trainer.config import Config
+from turngym_trainer.context import system_message
 from turngym_trainer.evaluate import choose_levels, context_of, evaluate
 from turngym_trainer.facts import Facts, write_facts
 from turngym_trainer.grade import Graded, RunError, check_readable, complete_groups, grade
 from turngym_trainer.guard import Alarm, Watch, watch
 from turngym_trainer.held import Held, left_of_block, load_held
 from turngym_trainer.loss import kl_penalty
+from turngym_trainer.memory import Episode, Shape, estimate, refuse_what_does_not_fit, told
 from turngym_trainer.metrics import METRICS, Number, RunLog, read_metrics
 from turngym_trainer.policy import Policy, load_policy
 from turngym_trainer.recompute import layers_to_recompute
 from turngym_trainer.reward import lay_on_rows
 from turngym_trainer.rollout import first_prompt
+from turngym_trainer.room import available
 from turngym_trainer.sample import Sample, planned, roll_out
 from turngym_trainer.schedule import Phase, after_validation, turns_at
 from turngym_trainer.seeds import Place
@@ -73,6 +76,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
         "run.folder",
         "run.server",
         "run.iterations",
+        "run.check_memory",
         "checkpoint.every",
         "checkpoint.keep",
         "guard.on_alarm",
@@ -112,13 +116,20 @@ class Run:
     held: Held | None
 
 
-def train(config: Config, *, resume: bool = False, observe: Observer = lambda metrics: None) -> Path:
+def train(
+    config: Config,
+    *,
+    resume: bool = False,
+    observe: Observer = lambda metrics: None,
+    tell: Callable[[str], None] = _LOG.info,
+) -> Path:
     """Runs a training to its last iteration, or until its guard stops it. What that does on an alarm is `guard.*`.
 
     Args:
         config: everything that decides the run.
         resume: go on from the newest checkpoint in `run.folder` (from the beginning if there is none yet).
         observe: told each iteration's metrics.
+        tell: told in a line what the run will take of memory, before its first rollout.
 
     Returns:
         The last checkpoint's folder, which transformers loads.
@@ -128,8 +139,8 @@ def train(config: Config, *, resume: bool = False, observe: Observer = lambda me
             iteration lost all its episodes; no answer before the first update could be parsed; or the guard stopped
             the run.
         PolicyError: the policy cannot be loaded.
-        ConfigError: a split is not served, an address is none, the folder cannot be written, or a turn does not fit
-            the policy's context.
+        ConfigError: a split is not served, an address is none, the folder cannot be written, a turn does not fit
+            the policy's context, or the run does not fit the memory that there is.
         CheckpointError: the newest checkpoint cannot be used, or not with this environment.
         TurngymError: the server cannot be used.
 
@@ -137,15 +148,15 @@ def train(config: Config, *, resume: bool = False, observe: Observer = lambda me
     """
     while True:
         try:
-            return _train(config, resume=resume, observe=observe)
+            return _train(config, resume=resume, observe=observe, tell=tell)
         except _RolledBack as rolled:
             _LOG.warning("%s", rolled)
             resume = True  # From the checkpoint that is the newest now.
 
 
-def _train(config: Config, *, resume: bool, observe: Observer) -> Path:
+def _train(config: Config, *, resume: bool, observe: Observer, tell: Callable[[str], None]) -> Path:
     """`train`, up to the first rollback."""
-    with _open_run(config, resume=resume) as run:
+    with _open_run(config, resume=resume, tell=tell) as run:
         if config.guard.on_alarm == "rollback" and not checkpoints(run.folder / CHECKPOINTS):
             _checkpoint(run)  # An alarm may go back to the beginning.
         while run.progress.iteration < config.run.iterations:
@@ -434,7 +445,7 @@ def _checkpoint(run: Run) -> None:
 
 
 @contextlib.contextmanager
-def _open_run(config: Config, *, resume: bool) -> Generator[Run]:
+def _open_run(config: Config, *, resume: bool, tell: Callable[[str], None]) -> Generator[Run]:
     """Everything that a run holds open, restored from its newest checkpoint where it is resumed."""
     folder = Path(config.run.folder)
     _check_folder(folder, config, resume=resume)
@@ -460,7 +471,8 @@ def _open_run(config: Config, *, resume: bool) -> Generator[Run]:
             check_same_environment(state.environment, environment)
             _tell_other_versions(state)
         _check_horizon(config, environment)
-        _check_room(policy, client, config, environment)
+        prompt = _check_room(policy, client, config, environment)
+        _check_memory(policy, served, config, prompt, tell)
         progress = state.progress if state else Progress()
         held = load_held(newest / TRAINING) if newest else None
         if held is not None and held.attempt != progress.attempt:
@@ -489,8 +501,12 @@ def _ceiling(served: EnvironmentInfo, config: Config) -> float | None:
     return split.ceiling.value if split is not None and split.ceiling is not None else None
 
 
-def _check_room(policy: Policy, client: Client, config: Config, environment: EnvironmentIdentity) -> None:
-    """Refuses a context that does not hold one turn, by the first turn of the first episode."""
+def _check_room(policy: Policy, client: Client, config: Config, environment: EnvironmentIdentity) -> int:
+    """Refuses a context that does not hold one turn, by the first turn of the first episode.
+
+    Returns:
+        Tokens of that turn's prompt.
+    """
     max_turns = turns_at(config.horizon, 1, Phase(), config.environment.max_turns)
     first = planned(config, Place(1), 0, 0, version=environment.version, max_turns=max_turns)
     prompt = first_prompt(policy, client, first.request, context_of(config))
@@ -501,6 +517,32 @@ def _check_room(policy: Policy, client: Client, config: Config, environment: Env
             f"first turn of {environment.id} takes {len(prompt)} for the prompt and up to {answer} for the answer; "
             "lower it, set rollout.instructions=short, or take a policy with a longer context"
         )
+    return len(prompt)
+
+
+def _check_memory(
+    policy: Policy, served: EnvironmentInfo, config: Config, prompt: int, tell: Callable[[str], None]
+) -> None:
+    """Tells what the run will take of memory, and refuses it where there is less. `prompt`: tokens of the first turn's.
+
+    Raises:
+        ConfigError: it does not fit; names settings with which it would.
+    """
+    context = context_of(config)
+    most = served.limits.max_actions_per_turn
+    system = system_message(context.instructions, served.instructions, served.action_separator, most)
+    opening = len(policy.encode(policy.chat_format(system).opening))
+    turns = (config.horizon.turns or (served.limits.max_turns,))[-1]
+    episode = Episode(prompt, max(1, prompt - opening), turns, policy.max_positions)
+    shape = Shape.of(policy.model)
+    there = available(policy.device)
+    if there is not None:
+        # The policy is loaded already.
+        there += 4 * shape.parameters
+    of = "" if there is None else f"; there are {told(there)}"
+    tell(f"memory: {estimate(shape, config, episode).line()}{of}")
+    if there is not None and config.run.check_memory:
+        refuse_what_does_not_fit(shape, config, episode, there)
 
 
 def _check_horizon(config: Config, environment: EnvironmentIdentity) -> None:
