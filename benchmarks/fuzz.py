@@ -73,6 +73,8 @@ STATUS_LOST: Final = "Internal error from Core"
 """What gRPC's client says, of itself, of a stream that was refused while it still wrote; it is asked again."""
 ANSWER_SECONDS: Final = 45.0
 """A call may take so long: the environments' own deadline, 30 s, and some for a busy machine."""
+AWAY: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+"""What gRPC says where nobody listens, and of calls that were under way when that came."""
 GONE_SECONDS: Final = 15.0
 """For how long nobody may listen, where what is no call may have ended gRPC's server."""
 LEASE_SECONDS: Final = 20.0
@@ -134,7 +136,7 @@ class Target:
 
     Attributes:
         rpcs: those to call. tells: each case is printed. access: of a server that needs tokens.
-        patient: a call that finds nobody is made again: what is no call may end gRPC's server, and ours then goes on
+        patient: a call that finds nobody, or is cut off, is made again: what is no call may end gRPC's server, and ours then goes on
             with another.
     """
 
@@ -166,7 +168,7 @@ class Target:
                     break
                 except grpc.aio.AioRpcError as error:
                     waited = time.monotonic() - began
-                    if not self.patient or error.code() is not grpc.StatusCode.UNAVAILABLE or waited > GONE_SECONDS:
+                    if not self.patient or error.code() not in AWAY or waited > GONE_SECONDS:
                         raise
                 await asyncio.sleep(0.1)
         except grpc.aio.AioRpcError as error:
