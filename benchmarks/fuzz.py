@@ -136,8 +136,8 @@ class Target:
 
     Attributes:
         rpcs: those to call. tells: each case is printed. access: of a server that needs tokens.
-        patient: a call that finds nobody, or is cut off, is made again: what is no call may end gRPC's server, and ours then goes on
-            with another.
+        patient: a call that finds nobody, or is cut off, is made again: what is no call may end gRPC's server, and ours
+            then goes on with another.
     """
 
     def __init__(self, address: str, channel: grpc.aio.Channel, tally: Tally, tells: bool, kind: Kind) -> None:
