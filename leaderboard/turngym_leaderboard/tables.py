@@ -92,7 +92,7 @@ def notes(record: Record) -> list[str]:
 
 def _met_before(record: Record, row: RowRecord) -> list[str]:
     """Whether an agent's own training may have met the worlds that it is scored on."""
-    if row.description.get("trained_in") != record.protocol.environment:
+    if record.protocol.environment not in row.description.get("trained_in", "").split(", "):
         return []
     said: list[str] = []
     if row.description.get("trained_split") == "all":

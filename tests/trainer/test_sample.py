@@ -8,7 +8,7 @@ from turngym_client import connect
 from turngym_trainer import seeds
 from turngym_trainer.metrics import read_metrics
 from turngym_trainer.policy import load_policy
-from turngym_trainer.sample import refill, roll_out, round_place, wanting_groups
+from turngym_trainer.sample import Source, refill, roll_out, round_place, wanting_groups
 from turngym_trainer.seeds import Place
 from turngym_trainer.settings import load_config
 from turngym_trainer.train import train
@@ -85,9 +85,8 @@ def test_rounds_of_all_rollbacks_have_attempts_of_their_own():
 
 def sample(server, novice, config, place):
     with connect(server) as client:
-        return roll_out(
-            load_policy(str(novice)), client, config, place, version="", max_turns=config.environment.max_turns
-        )
+        source = Source("", config, version="", max_turns=config.environment.max_turns)
+        return roll_out(load_policy(str(novice)), client, config, place, sources=[source])
 
 
 def test_rounds_go_on_until_no_group_is_wanting_or_the_cap(server, novice):

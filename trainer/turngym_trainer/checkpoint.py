@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import cast
@@ -93,7 +93,7 @@ def save_checkpoint(
     folder: Path,
     learner: Learner,
     progress: Progress,
-    environment: EnvironmentIdentity,
+    environments: Sequence[EnvironmentIdentity],
     config: dict[str, object],
     keep: int,
     held: Held | None = None,
@@ -118,7 +118,8 @@ def save_checkpoint(
         save_held(training, held)
     state = {
         "progress": asdict(progress),
-        "environment": asdict(environment),
+        "environment": asdict(environments[0]),
+        **({"others": [asdict(other) for other in environments[1:]]} if len(environments) > 1 else {}),
         "threads": torch.get_num_threads(),
         "versions": versions(),
         "config": config,
@@ -153,6 +154,7 @@ class State:
         threads: torch threads that the run had; another number rounds otherwise.
         versions: see `versions`.
         config: the run's settings as nested plain values.
+        others: the further environments of a mixture, in its order.
     """
 
     progress: Progress
@@ -160,6 +162,7 @@ class State:
     threads: int
     versions: dict[str, str]
     config: dict[str, object]
+    others: tuple[EnvironmentIdentity, ...] = ()
 
 
 def read_state(checkpoint: Path) -> State:
@@ -177,6 +180,7 @@ def read_state(checkpoint: Path) -> State:
             threads=int(state["threads"]),
             versions=state["versions"],
             config=state["config"],
+            others=tuple(EnvironmentIdentity(**other) for other in state.get("others", [])),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{checkpoint} is no checkpoint of a training run: {file}: {error}") from error

@@ -21,9 +21,10 @@ from turngym.command import run_command
 from turngym_client import Split, TurngymError
 from turngym_trainer.checkpoint import TRAINING, CheckpointError, read_state
 from turngym_trainer.compare import HEADINGS, compare, write_comparison
-from turngym_trainer.evaluate import choose_levels, evaluate
+from turngym_trainer.evaluate import Evaluation, choose_levels, evaluate, pooled
 from turngym_trainer.grade import RunError
 from turngym_trainer.metrics import Number
+from turngym_trainer.mixture import environments
 from turngym_trainer.policy import PolicyError, load_policy
 from turngym_trainer.recorded import RecordError, read_run
 from turngym_trainer.report import write_report
@@ -122,23 +123,31 @@ def eval_command(
         split = Split(settings.validation.split)
         policy = load_policy(str(checkpoint), device=settings.run.device, dtype=settings.policy.dtype)
         with connected(settings) as client:
-            served_environment(client, settings, {split})
-            levels = choose_levels(client, settings.environment, split, run_seed=settings.run.seed, count=episodes)
-            result = evaluate(policy, client, settings, levels, split=split, greedy=greedy)
+            played: dict[str, Evaluation] = {}
+            for name, alone in environments(settings).items():
+                served_environment(client, alone, {split})
+                levels = choose_levels(client, alone.environment, split, run_seed=settings.run.seed, count=episodes)
+                played[name] = evaluate(policy, client, alone, levels, split=split, greedy=greedy)
     except (ConfigError, CheckpointError, TurngymError, RuntimeError, ValueError, OSError) as error:
         _fail(str(error))
-    table = Table(title=f"{checkpoint} on {settings.environment.id}, split {split.value}")
+    table = Table(title=f"{checkpoint} on {', '.join(played)}, split {split.value}")
+    mixed = len(played) > 1
+    if mixed:
+        table.add_column("environment", overflow="fold")
+        played["all"] = pooled(list(played.values()))
     for column in ("episodes", "success", "95 % interval", "return", "valid format", "valid action", "lost"):
         table.add_column(column, justify="right", overflow="fold")
-    table.add_row(
-        str(result.episodes),
-        f"{result.success:.1%}",
-        f"{result.low:.1%} to {result.high:.1%}",
-        f"{result.environment_return:.3f}",
-        f"{result.valid_format:.1%}",
-        f"{result.valid_action:.1%}",
-        str(result.lost),
-    )
+    for name, result in played.items():
+        table.add_row(
+            *([name] if mixed else []),
+            str(result.episodes),
+            f"{result.success:.1%}",
+            f"{result.low:.1%} to {result.high:.1%}",
+            f"{result.environment_return:.3f}",
+            f"{result.valid_format:.1%}",
+            f"{result.valid_action:.1%}",
+            str(result.lost),
+        )
     console.print(table)
 
 

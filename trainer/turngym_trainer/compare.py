@@ -84,7 +84,16 @@ def difference(first: RecordedRun, second: RecordedRun) -> Difference | str:
 def _world_source(run: RecordedRun) -> Mapping[str, object]:
     """What a level seed's world is a function of, beside the seed."""
     about = run.facts.environment if run.facts else None
+    if run.config.mixture.environments:
+        others = run.facts.others if run.facts else ()
+        return {
+            "mixture.environments": [(each.name, each.id, each.options) for each in run.config.mixture.environments],
+            "environment.version": [each.version for each in (about, *others) if each],
+            "environment.options": [each.options_json for each in (about, *others) if each],
+            "validation.split": run.config.validation.split,
+        }
     return {
+        "mixture.environments": [],
         "environment.id": run.config.environment.id,
         "environment.version": about.version if about else run.config.environment.version,
         "environment.options": about.options_json if about else run.config.environment.options,

@@ -43,6 +43,22 @@ class EnvironmentConfig(Section):
     reward_range: Rate = Field(default=1.0, description="Largest absolute return of an episode; scales the critic.")
 
 
+class MixedEnvironment(EnvironmentConfig):
+    name: str = Field(default="", pattern=r"^[\w.-]*$", description="What metrics and records call it; empty: its id.")
+    weight: tuple[Weight, ...] = Field(
+        default=(1.0,), min_length=1, max_length=2, strict=False, description="Share of the groups; two: from and to."
+    )
+
+
+class MixtureConfig(Section):
+    environments: tuple[MixedEnvironment, ...] = Field(
+        default=(),
+        strict=False,
+        description="Several environments in one run, each with the settings of `environment`, name and weight.",
+    )
+    iterations: Positive = Field(default=100, description="Over which weights of two values go from one to the other.")
+
+
 class PolicyConfig(Section):
     model: str = Field(default="tiny", description="tiny, smollm2, or a folder with config.json and *.safetensors.")
     dtype: Literal["float32", "bfloat16"] = Field(
@@ -221,6 +237,7 @@ class Config(Section):
 
     run: RunConfig = RunConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
+    mixture: MixtureConfig = MixtureConfig()
     policy: PolicyConfig = PolicyConfig()
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()

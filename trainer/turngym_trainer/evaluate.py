@@ -198,5 +198,28 @@ def evaluate(
     )
 
 
+def pooled(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """Results of several environments in all: means weigh each by its episodes, shares of turns too."""
+    episodes = [each.episodes for each in evaluations]
+    successes = sum(each.successes for each in evaluations)
+    low, high = wilson(successes, sum(episodes))
+
+    def mean(of: Sequence[float]) -> float:
+        return float(np.average(of, weights=episodes))
+
+    return Evaluation(
+        episodes=sum(episodes),
+        lost=sum(each.lost for each in evaluations),
+        successes=successes,
+        success=successes / sum(episodes),
+        low=low,
+        high=high,
+        environment_return=mean([each.environment_return for each in evaluations]),
+        valid_format=mean([each.valid_format for each in evaluations]),
+        valid_action=mean([each.valid_action for each in evaluations]),
+        levels=tuple(level for each in evaluations for level in each.levels),
+    )
+
+
 def _share(true: Sequence[bool]) -> float:
     return sum(true) / len(true) if true else 0.0

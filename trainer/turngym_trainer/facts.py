@@ -4,6 +4,7 @@ Kept beside the settings, so that a run can be read when its server is gone, and
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -19,24 +20,28 @@ class Facts:
     """What a run was started on, or last resumed on.
 
     Attributes:
-        floor, ceiling: success of a random and of the best possible player on the validation split; None: unknown.
+        floor, ceiling: success of a random and of the best possible player on the validation split; None: unknown, or
+            there are several environments.
         versions: of the packages that a run's last bits depend on.
+        others: the further environments of a mixture, in its order.
     """
 
     environment: EnvironmentIdentity
     floor: Reference | None
     ceiling: Reference | None
     versions: dict[str, str]
+    others: tuple[EnvironmentIdentity, ...] = ()
 
     @staticmethod
-    def of(info: EnvironmentInfo, split: Split) -> "Facts":
-        """Facts of a run that is validated on `split`, on this machine as it is."""
-        about = info.splits.get(split)
+    def of(infos: Sequence[EnvironmentInfo], split: Split) -> "Facts":
+        """Facts of a run in some environments that is validated on `split`, on this machine as it is."""
+        about = infos[0].splits.get(split) if len(infos) == 1 else None
         return Facts(
-            EnvironmentIdentity.of(info),
+            EnvironmentIdentity.of(infos[0]),
             about.floor if about else None,
             about.ceiling if about else None,
             versions(),
+            tuple(EnvironmentIdentity.of(info) for info in infos[1:]),
         )
 
 
@@ -63,6 +68,7 @@ def read_facts(folder: Path) -> Facts | None:
             Reference(**held["floor"]) if held["floor"] else None,
             Reference(**held["ceiling"]) if held["ceiling"] else None,
             {str(name): str(version) for name, version in held["versions"].items()},
+            tuple(EnvironmentIdentity(**other) for other in held.get("others", [])),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(

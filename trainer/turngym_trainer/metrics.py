@@ -72,9 +72,13 @@ class RunLog:
         for trajectory, reward, kept in graded:
             self._write(TRAJECTORIES, {"iteration": iteration, **_episode(trajectory), "reward": reward, "kept": kept})
 
-    def write_validation(self, iteration: int, levels: Iterable[LevelResult]) -> None:
-        """Writes one line: what each level came to, so that runs can be compared on the same worlds."""
-        self._write(VALIDATIONS, {"iteration": iteration, "levels": [asdict(level) for level in levels]})
+    def write_validation(self, iteration: int, levels: Iterable[LevelResult], environment: str = "") -> None:
+        """Writes one line: what each level came to, so that runs can be compared on the same worlds.
+
+        `environment` is the name of one among several; each has its line.
+        """
+        named = {"environment": environment} if environment else {}
+        self._write(VALIDATIONS, {"iteration": iteration, **named, "levels": [asdict(level) for level in levels]})
 
     def sizes(self) -> dict[str, int]:
         """Bytes written so far, once they are safely on disk."""

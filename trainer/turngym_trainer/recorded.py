@@ -86,17 +86,21 @@ class RecordedRun:
         """The line of the last validation; None: there was none."""
         return next((line for line in reversed(self.metrics) if line.get("validation/success") is not None), None)
 
-    def levels(self) -> dict[tuple[int, int], bool]:
-        """Success of the last validation's episodes by (level seed, noise seed); empty where it was not kept."""
+    def levels(self) -> dict[tuple[str, int, int], bool]:
+        """Success of the last validation's episodes; empty where it was not kept.
+
+        By (environment among several, else empty; level seed; noise seed).
+        """
         last = self.validation()
         if last is None:
             return {}
-        kept = next(
-            (line for line in _lines(self.folder / VALIDATIONS) if line["iteration"] == last["iteration"]), None
-        )
-        levels = cast(list[Json], kept["levels"]) if kept else []
         return {
-            (cast(int, level["level_seed"]), cast(int, level["noise_seed"])): bool(level["success"]) for level in levels
+            (str(line.get("environment", "")), cast(int, level["level_seed"]), cast(int, level["noise_seed"])): bool(
+                level["success"]
+            )
+            for line in _lines(self.folder / VALIDATIONS)
+            if line["iteration"] == last["iteration"]
+            for level in cast(list[Json], line["levels"])
         }
 
     def episodes(self) -> Iterator[Json]:

@@ -172,13 +172,13 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{share * 100:.1f} %"
 
 
-def success_words(line: Mapping[str, float | None] | None) -> str:
-    """Success of a validation with its interval."""
+def success_words(line: Mapping[str, float | None] | None, environment: str = "") -> str:
+    """Success of a validation with its interval; in one environment of a mixture where its `NAME/` is given."""
     if line is None:
         return "–"
-    low, high = line.get("validation/low"), line.get("validation/high")
+    low, high = line.get(f"validation/{environment}low"), line.get(f"validation/{environment}high")
     interval = f" ({low * 100:.1f} to {high * 100:.1f})" if low is not None and high is not None else ""
-    return f"{percent(line['validation/success'])}{interval}"
+    return f"{percent(line.get(f'validation/{environment}success'))}{interval}"
 
 
 def duration(seconds: float) -> str:
@@ -192,11 +192,19 @@ def duration(seconds: float) -> str:
 def _summary(run: RecordedRun) -> list[Html]:
     environment = run.config.environment
     version = f" {run.facts.environment.version}" if run.facts else ""
+    trained = f"{environment.id}{version}, trained on split {environment.split}"
+    if mixed := run.config.mixture.environments:
+        trained = f"trained in {', '.join(f'{each.name or each.id} (split {each.split})' for each in mixed)}"
     last = run.validation()
     rows = [
         ("iterations", progress_line(run)),
         ("success at the last validation, 95 %", success_words(last)),
         *((f"{name} of the validation split", _reference(value)) for name, value in _references(run) if value),
+        *(
+            (f"of it {name}", success_words(last, f"{name}/"))
+            for name in (each.name or each.id for each in run.config.mixture.environments)
+            if last is not None
+        ),
         ("episodes used", f"{run.total('train/episodes'):,.0f}"),
         ("episodes lost to infrastructure", f"{run.total('train/lost'):,.0f}"),
         ("tokens written by the policy", f"{run.total('train/tokens'):,.0f}"),
@@ -206,7 +214,7 @@ def _summary(run: RecordedRun) -> list[Html]:
         played = f"iteration {short(last['iteration'] or 0)}, {short(last['validation/episodes'] or 0)} worlds"
         rows[1] = (rows[1][0], f"{rows[1][1]}, {played}")
     return [
-        tag("p", f"{environment.id}{version}, trained on split {environment.split}, policy {run.config.policy.model}"),
+        tag("p", f"{trained}, policy {run.config.policy.model}"),
         table(("", ""), rows, words=2),
     ]
 
@@ -307,12 +315,12 @@ def _settings(run: RecordedRun) -> list[Html]:
 def _versions(run: RecordedRun) -> list[Html]:
     if run.facts is None:
         return [tag("h2", "Versions"), tag("p", "This run did not write them down.", class_="faint")]
-    environment = run.facts.environment
-    rows = [
-        *run.facts.versions.items(),
-        (f"environment {environment.id}", environment.version),
-        ("its options", environment.options_json),
-        ("its limits", ", ".join(f"{name} {short(value)}" for name, value in environment.limits.items())),
-        ("its split epoch", str(environment.split_epoch)),
-    ]
+    rows = list(run.facts.versions.items())
+    for environment in (run.facts.environment, *run.facts.others):
+        rows += [
+            (f"environment {environment.id}", environment.version),
+            ("its options", environment.options_json),
+            ("its limits", ", ".join(f"{name} {short(value)}" for name, value in environment.limits.items())),
+            ("its split epoch", str(environment.split_epoch)),
+        ]
     return [tag("h2", "Versions"), table(("", ""), rows, words=2)]

@@ -25,11 +25,15 @@ from turngym_trainer.trajectory import Trajectory, TurnRecord
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """An episode to play: where it starts (both seeds set), and its place in the iteration."""
+    """An episode to play: where it starts (both seeds set), and its place in the iteration.
+
+    `environment` is what its trajectory calls the environment; empty: its id.
+    """
 
     request: EpisodeRequest
     group: int
     member: int
+    environment: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +300,7 @@ def _trajectory(play: _Play, max_positions: int) -> Trajectory:
     episode = play.episode
     assert episode.level_seed is not None  # Planned episodes are not sealed.
     return Trajectory(
-        environment=episode.environment_id,
+        environment=play.planned.environment or episode.environment_id,
         group=play.planned.group,
         member=play.planned.member,
         level_seed=episode.level_seed,

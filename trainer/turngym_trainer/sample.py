@@ -12,6 +12,7 @@ from turngym_trainer import seeds
 from turngym_trainer.config import Config
 from turngym_trainer.evaluate import context_of, environment_limits
 from turngym_trainer.grade import RunError, complete_groups, spread_of
+from turngym_trainer.mixture import allotted
 from turngym_trainer.policy import Policy
 from turngym_trainer.rollout import Lost, Planned, Rollout, Sampling, collect
 from turngym_trainer.seeds import Place
@@ -19,6 +20,23 @@ from turngym_trainer.trajectory import Trajectory
 
 Groups = Mapping[int, tuple[Trajectory, ...]]
 """Episodes by group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One of the run's environments, and what of it episodes are played with.
+
+    Attributes:
+        name: what trajectories call it.
+        config: the run's settings, with this environment alone.
+        version: of the environment, which must not change.
+        max_turns: of an episode; 0: the environment's default.
+    """
+
+    name: str
+    config: Config
+    version: str
+    max_turns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +61,7 @@ class Sample:
 
 
 def roll_out(
-    policy: Policy, client: Client, config: Config, place: Place, *, version: str, max_turns: int, iterations: int = 1
+    policy: Policy, client: Client, config: Config, place: Place, *, sources: Sequence[Source], iterations: int = 1
 ) -> Sample:
     """Plays P level seeds × N episodes, each with its own noise seed, and refills at most `rollout.refills` times.
 
@@ -55,8 +73,7 @@ def roll_out(
         client: connected to the server.
         config: the run's.
         place: the iteration's.
-        version: of the environment, which must not change.
-        max_turns: of an episode; 0: the environment's default.
+        sources: the run's environments; `mixture` says which groups are played in which.
         iterations: that learn from what is played; each has P groups of its own, numbered on.
 
     Raises:
@@ -66,6 +83,11 @@ def roll_out(
     lost: list[Lost] = []
     count = iterations * config.rollout.groups
     wanting: Sequence[int] = range(count)
+    of = [
+        int(source)
+        for iteration in range(place.iteration, place.iteration + iterations)
+        for source in allotted(config, iteration, config.rollout.groups)
+    ]
     rounds = refilled = dropped = 0
     waiting_seconds = 0.0
     while wanting and rounds <= config.rollout.refills:
@@ -74,9 +96,7 @@ def roll_out(
             client,
             config,
             round_place(place, rounds, config),
-            wanting,
-            version=version,
-            max_turns=max_turns,
+            {group: sources[of[group]] for group in wanting},
         )
         if not rounds and not played.trajectories:
             raise RunError(
@@ -127,20 +147,22 @@ def _is_complete(members: tuple[Trajectory, ...], group_size: int) -> bool:
     return bool(complete_groups(members, group_size))
 
 
-def planned(config: Config, place: Place, group: int, member: int, *, version: str, max_turns: int) -> Planned:
+def planned(source: Source, place: Place, group: int, member: int) -> Planned:
     """An episode of a run, with the seeds that its place decides."""
+    config = source.config
     return Planned(
         EpisodeRequest(
             environment_id=config.environment.id,
             options=config.environment.options,
-            limits=replace(environment_limits(config.environment), max_turns=max_turns),
+            limits=replace(environment_limits(config.environment), max_turns=source.max_turns),
             split=Split(config.environment.split),
             level_seed=seeds.level_seed(config.run.seed, place.iteration, place.attempt, group),
             noise_seed=seeds.noise_seed(config.run.seed, place.iteration, place.attempt, group, member),
-            expected_version=version,
+            expected_version=source.version,
         ),
         group=group,
         member=member,
+        environment=source.name,
     )
 
 
@@ -149,17 +171,15 @@ def _play(
     client: Client,
     config: Config,
     place: Place,
-    groups: Sequence[int],
-    *,
-    version: str,
-    max_turns: int,
+    sources: Mapping[int, Source],
 ) -> Rollout:
+    """Plays all members of some groups, each in its environment."""
     return collect(
         policy,
         client,
         [
-            planned(config, place, group, member, version=version, max_turns=max_turns)
-            for group in groups
+            planned(source, place, group, member)
+            for group, source in sources.items()
             for member in range(config.rollout.group_size)
         ],
         context=context_of(config),

@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 from turngym_trainer.advantage import ADVANTAGES
 from turngym_trainer.config import Config, Section
 from turngym_trainer.filter import FILTERS
+from turngym_trainer.mixture import environments
 
 Tree = dict[str, object]
 
@@ -248,6 +249,12 @@ def _faults(config: Config) -> Iterator[str]:
             f"update.dual_clip: {config.update.dual_clip} must be over 1 + clip_high = {1 + config.update.clip_high}, "
             "else it acts before the clip does; 3.0 is usual"
         )
+    yield from _mixture_faults(config)
+    for alone in environments(config).values():
+        yield from _split_faults(alone)
+
+
+def _split_faults(config: Config) -> Iterator[str]:
     if config.environment.split == "train" and config.validation.split == "all" and config.validation.every:
         yield (
             "validation.split: all contains the worlds of split train, so it would measure memory; set "
@@ -258,6 +265,22 @@ def _faults(config: Config) -> Iterator[str]:
             "validation.split: an environment that is trained on split all has met the worlds of validation; "
             "set validation.split=all (a score on worlds that were trained on) or environment.split=train"
         )
+
+
+def _mixture_faults(config: Config) -> Iterator[str]:
+    mixed = config.mixture.environments
+    if not mixed:
+        return
+    if own := changed_keys(Config(), Config(environment=config.environment)):
+        yield f"{', '.join(own)}: a mixture names its environments itself; set it for each of mixture.environments"
+    names = [each.name or each.id for each in mixed]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        yield (
+            f"mixture.environments: {', '.join(twice)} is there more than once; give each a name of its own, for "
+            f'example {{id = "{mixed[0].id}", name = "small"}}'
+        )
+    if any(sum(each.weight[at] for each in mixed) <= 0.0 for at in (0, -1)):
+        yield "mixture.environments: the weights sum to 0, so no groups would be played; set one over 0"
 
 
 def _reuse_faults(config: Config) -> Iterator[str]:

@@ -49,6 +49,20 @@ def episode_signals(
     }
 
 
+def signals_by_environment(
+    trajectories: Sequence[Trajectory], rewards: NDArray[np.float64], spread: Spreads
+) -> dict[str, float]:
+    """`episode_signals` of each environment's episodes alone, as `train/NAME/…`."""
+    signals: dict[str, float] = {}
+    for name in sorted(set(spread.environments)):
+        inside = np.array([trajectory.environment == name for trajectory in trajectories])
+        groups = np.array([environment == name for environment in spread.environments])
+        own = Spreads(spread.groups[groups], spread.std[groups], spread.constant[groups], (name,) * int(groups.sum()))
+        told = episode_signals([each for each in trajectories if each.environment == name], rewards[inside], own)
+        signals.update({f"train/{name}/{key.removeprefix('train/')}": value for key, value in told.items()})
+    return signals
+
+
 def token_signals(batch: Batch, groups: NDArray[np.int64]) -> dict[str, float]:
     """How long and how varied answers are. `groups` is each episode's group, [B].
 

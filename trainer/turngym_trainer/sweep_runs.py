@@ -17,6 +17,7 @@ from typing import Final
 
 from turngym_client import Split
 from turngym_trainer.checkpoint import checkpoint_iteration, checkpoints
+from turngym_trainer.mixture import environments
 from turngym_trainer.recorded import read_run
 from turngym_trainer.settings import ConfigError, changed_keys, kept_config
 from turngym_trainer.start import connected, served_environment
@@ -64,11 +65,13 @@ def check(sweep: Sweep) -> None:
     asked: set[str] = set()
     for run in sweep.runs:
         config = run.config
-        content = f"{config.run.server}{config.environment.model_dump_json()}{config.validation.split}"
+        played = f"{config.environment.model_dump_json()}{config.mixture.model_dump_json()}"
+        content = f"{config.run.server}{played}{config.validation.split}"
         if content not in asked and not ended(run):
             asked.add(content)
             with connected(config) as client:
-                served_environment(client, config, {Split(config.environment.split), Split(config.validation.split)})
+                for alone in environments(config).values():
+                    served_environment(client, alone, {Split(alone.environment.split), Split(config.validation.split)})
 
 
 def _foreign(runs: Sequence[Planned]) -> Iterator[str]:

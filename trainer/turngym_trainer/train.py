@@ -35,7 +35,7 @@ from turngym_trainer.checkpoint import (
 from turngym_trainer.collapse import write_report
 from turngym_trainer.config import Config
 from turngym_trainer.context import system_message
-from turngym_trainer.evaluate import choose_levels, context_of, evaluate
+from turngym_trainer.evaluate import Evaluation, choose_levels, context_of, evaluate, pooled
 from turngym_trainer.facts import Facts, write_facts
 from turngym_trainer.grade import Graded, RunError, check_readable, complete_groups, grade
 from turngym_trainer.guard import Alarm, Watch, watch
@@ -43,12 +43,13 @@ from turngym_trainer.held import Held, left_of_block, load_held
 from turngym_trainer.loss import kl_penalty
 from turngym_trainer.memory import Episode, Shape, estimate, refuse_what_does_not_fit, told
 from turngym_trainer.metrics import METRICS, Number, RunLog, read_metrics
+from turngym_trainer.mixture import environments
 from turngym_trainer.policy import Policy, load_policy
 from turngym_trainer.recompute import layers_to_recompute
 from turngym_trainer.reward import lay_on_rows
 from turngym_trainer.rollout import first_prompt
 from turngym_trainer.room import available
-from turngym_trainer.sample import Sample, planned, roll_out
+from turngym_trainer.sample import Sample, Source, planned, roll_out
 from turngym_trainer.schedule import Phase, after_validation, turns_at
 from turngym_trainer.seeds import Place
 from turngym_trainer.settings import (
@@ -59,7 +60,13 @@ from turngym_trainer.settings import (
     load_config,
     to_toml,
 )
-from turngym_trainer.signals import episode_signals, explained_variance, smooth, token_signals
+from turngym_trainer.signals import (
+    episode_signals,
+    explained_variance,
+    signals_by_environment,
+    smooth,
+    token_signals,
+)
 from turngym_trainer.start import connected, served_environment, take_folder
 from turngym_trainer.template import template_signs
 from turngym_trainer.trajectory import Trajectory
@@ -94,23 +101,43 @@ Observer = Callable[[Mapping[str, Number]], None]
 """Is told each iteration's metrics as they are written."""
 
 
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """An environment of a run.
+
+    Attributes:
+        name: its id, or its name in the mixture.
+        config: the run's settings, with this environment alone.
+        ceiling: success rate of the best possible player on the worlds of validation; None: not known.
+        levels: seeds that validations play.
+    """
+
+    name: str
+    config: Config
+    identity: EnvironmentIdentity
+    ceiling: float | None
+    levels: list[int]
+
+    def source(self, iteration: int, phase: Phase) -> Source:
+        """What an iteration's episodes are played with."""
+        max_turns = turns_at(self.config.horizon, iteration, phase, self.config.environment.max_turns)
+        return Source(self.name, self.config, self.identity.version, max_turns)
+
+
 @dataclass(slots=True)
 class Run:
     """A run in progress.
 
     Attributes:
-        ceiling: success rate of the best possible player on the worlds of validation; None: not known.
-        levels: seeds that validations play.
+        arenas: the environments, one or those of the mixture.
         held: episodes for iterations to come; None: the next one plays its own.
     """
 
     config: Config
     folder: Path
     client: Client
-    environment: EnvironmentIdentity
+    arenas: tuple[Arena, ...]
     learner: Learner
-    ceiling: float | None
-    levels: list[int]
     progress: Progress
     log: RunLog
     held: Held | None
@@ -180,6 +207,11 @@ def _train(config: Config, *, resume: bool, observe: Observer, tell: Callable[[s
 
             metrics = {
                 **episode_signals(graded.trajectories, graded.rewards, graded.spread),
+                **(
+                    signals_by_environment(graded.trajectories, graded.rewards, graded.spread)
+                    if config.mixture.environments
+                    else {}
+                ),
                 "train/lost": len(rollout.lost),
                 "train/dropped": rollout.dropped + len(due) - len(graded.trajectories),
                 "train/rounds": rollout.rounds,
@@ -222,23 +254,21 @@ def _collect(run: Run, place: Place) -> tuple[Held, Sample]:
         held.due(place.iteration, config.rollout.groups), config.rollout.group_size
     ):
         return held, Sample((), (), 0, 0, 0, 0.0)
-    max_turns = turns_at(
-        config.horizon, place.iteration, Phase.from_plain(run.progress.phase), config.environment.max_turns
-    )
+    phase = Phase.from_plain(run.progress.phase)
+    sources = [arena.source(place.iteration, phase) for arena in run.arenas]
     sample = roll_out(
         run.learner.policy,
         run.client,
         config,
         place,
-        version=run.environment.version,
-        max_turns=max_turns,
+        sources=sources,
         iterations=left_of_block(place.iteration, config.rollout.reuse),
     )
     trajectories = sample.trajectories
     if config.rollout.reuse > 1 and config.update.old_logprobs == "recomputed":
         # Later the policy that played them is gone.
         trajectories = _with_old_logprobs(run.learner, trajectories)
-    return Held(place.iteration, place.attempt, max_turns, trajectories), sample
+    return Held(place.iteration, place.attempt, sources[0].max_turns, trajectories), sample
 
 
 def _with_old_logprobs(learner: Learner, trajectories: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
@@ -346,19 +376,26 @@ def _template(run: Run, graded: Graded, iteration: int) -> dict[str, Number]:
 
 
 def validate(run: Run, iteration: int) -> dict[str, Number]:
-    """Plays the validation levels and writes down each. Returns metrics."""
-    config = run.config.validation
-    result = evaluate(
-        run.learner.policy,
-        run.client,
-        run.config,
-        run.levels,
-        split=Split(config.split),
-        greedy=config.greedy,
-        version=run.environment.version,
-    )
-    run.log.write_validation(iteration, result.levels)
-    return {f"validation/{name}": value for name, value in result.metrics().items()}
+    """Plays the validation levels of every environment and writes down each. Returns metrics, of all and of each."""
+    config, mixed = run.config.validation, len(run.arenas) > 1
+    metrics: dict[str, Number] = {}
+    results: list[Evaluation] = []
+    for arena in run.arenas:
+        result = evaluate(
+            run.learner.policy,
+            run.client,
+            arena.config,
+            arena.levels,
+            split=Split(config.split),
+            greedy=config.greedy,
+            version=arena.identity.version,
+        )
+        results.append(result)
+        run.log.write_validation(iteration, result.levels, arena.name if mixed else "")
+        if mixed:
+            metrics.update({f"validation/{arena.name}/{key}": value for key, value in result.metrics().items()})
+    of_all = pooled(results) if mixed else results[0]
+    return {**{f"validation/{name}": value for name, value in of_all.metrics().items()}, **metrics}
 
 
 def _report_metrics(report: Mapping[str, Number], *, optimiser_steps: int) -> dict[str, Number]:
@@ -390,7 +427,7 @@ def _advance(run: Run, iteration: int, metrics: Mapping[str, Number]) -> dict[st
 
 def _watch(run: Run, metrics: Mapping[str, Number]) -> list[Alarm]:
     """Shows an iteration to the guard."""
-    seen, alarms = watch(Watch.from_plain(run.progress.seen), metrics, ceiling=run.ceiling)
+    seen, alarms = watch(Watch.from_plain(run.progress.seen), metrics, ceiling=_ceiling(run.arenas))
     run.progress = replace(run.progress, seen=asdict(seen))
     return alarms
 
@@ -437,7 +474,7 @@ def _checkpoint(run: Run) -> None:
         run.folder / CHECKPOINTS,
         run.learner,
         run.progress,
-        run.environment,
+        [arena.identity for arena in run.arenas],
         config_tree(run.config),
         run.config.checkpoint.keep,
         run.held,
@@ -457,46 +494,81 @@ def _open_run(config: Config, *, resume: bool, tell: Callable[[str], None]) -> G
     if config.policy.gradient_checkpointing:
         layers_to_recompute(policy.model)
     with connected(config) as client:
-        splits = {Split(config.environment.split)}
-        if config.validation.every:
-            splits.add(Split(config.validation.split))
-        served = served_environment(client, config, splits)
-        environment = EnvironmentIdentity.of(served)
-        if config.environment.version and config.environment.version != environment.version:
-            raise RunError(
-                f"the server has {environment.id} {environment.version}, environment.version asks for "
-                f"{config.environment.version}"
-            )
+        alone = environments(config)
+        served = [_served(client, each) for each in alone.values()]
+        identities = [EnvironmentIdentity.of(info) for info in served]
         if state is not None:
-            check_same_environment(state.environment, environment)
+            for then, now in zip((state.environment, *state.others), identities, strict=True):
+                check_same_environment(then, now)
             _tell_other_versions(state)
-        _check_horizon(config, environment)
-        prompt = _check_room(policy, client, config, environment)
-        _check_memory(policy, served, config, prompt, tell)
+        for each, info, identity in zip(alone.values(), served, identities, strict=True):
+            _check_horizon(each, identity)
+            prompt = _check_room(policy, client, each, identity)
+            _check_memory(policy, info, each, prompt, tell)
         progress = state.progress if state else Progress()
         held = load_held(newest / TRAINING) if newest else None
         if held is not None and held.attempt != progress.attempt:
             held = None  # Rolled back: these were played on the way to the alarm.
-        levels: list[int] = []
-        if config.validation.every:
-            levels = choose_levels(
-                client,
-                config.environment,
-                Split(config.validation.split),
-                run_seed=config.run.seed,
-                count=config.validation.episodes,
-                version=environment.version,
-            )
+        arenas = tuple(
+            Arena(name, each, EnvironmentIdentity.of(info), _ceiling_of(info, config), _levels(client, each, info))
+            for (name, each), info in zip(alone.items(), served, strict=True)
+        )
         _write_config(folder, config)
         write_facts(folder, Facts.of(served, Split(config.validation.split)))
-        learner = _make_learner(policy, config, folder, newest, turns=int(environment.limits["max_turns"]))
+        # The critic's scale and the longest episode are the greatest of all environments.
+        widest = max((each.environment for each in alone.values()), key=lambda environment: environment.reward_range)
+        learner = _make_learner(
+            policy,
+            config.model_copy(update={"environment": widest}),
+            folder,
+            newest,
+            turns=max(int(identity.limits["max_turns"]) for identity in identities),
+        )
         with RunLog(folder, progress.sizes, progress.iteration) as log:
-            yield Run(
-                config, folder, client, environment, learner, _ceiling(served, config), levels, progress, log, held
-            )
+            yield Run(config, folder, client, arenas, learner, progress, log, held)
 
 
-def _ceiling(served: EnvironmentInfo, config: Config) -> float | None:
+def _served(client: Client, config: Config) -> EnvironmentInfo:
+    """The one environment of some settings, once it serves what the run needs.
+
+    Raises:
+        RunError: it has another version than the settings ask for. ConfigError: see `served_environment`.
+    """
+    splits = {Split(config.environment.split)}
+    if config.validation.every:
+        splits.add(Split(config.validation.split))
+    served = served_environment(client, config, splits)
+    if config.environment.version and config.environment.version != served.version:
+        raise RunError(
+            f"the server has {served.id} {served.version}, environment.version asks for {config.environment.version}"
+        )
+    return served
+
+
+def _levels(client: Client, config: Config, info: EnvironmentInfo) -> list[int]:
+    """The levels of an environment that validations play."""
+    if not config.validation.every:
+        return []
+    return choose_levels(
+        client,
+        config.environment,
+        Split(config.validation.split),
+        run_seed=config.run.seed,
+        count=config.validation.episodes,
+        version=info.version,
+    )
+
+
+def _ceiling(arenas: Sequence[Arena]) -> float | None:
+    """Success of the best possible player in all environments, as validations pool them; None: not known."""
+    if len(arenas) == 1:
+        return arenas[0].ceiling
+    known = [arena.ceiling for arena in arenas if arena.ceiling is not None]
+    weights = [len(arena.levels) for arena in arenas]
+    return float(np.average(known, weights=weights)) if len(known) == len(arenas) and sum(weights) else None
+
+
+def _ceiling_of(served: EnvironmentInfo, config: Config) -> float | None:
     split = served.splits.get(Split(config.validation.split))
     return split.ceiling.value if split is not None and split.ceiling is not None else None
 
@@ -508,7 +580,7 @@ def _check_room(policy: Policy, client: Client, config: Config, environment: Env
         Tokens of that turn's prompt.
     """
     max_turns = turns_at(config.horizon, 1, Phase(), config.environment.max_turns)
-    first = planned(config, Place(1), 0, 0, version=environment.version, max_turns=max_turns)
+    first = planned(Source("", config, environment.version, max_turns), Place(1), 0, 0)
     prompt = first_prompt(policy, client, first.request, context_of(config))
     answer = config.rollout.max_response_tokens
     if len(prompt) + answer > policy.max_positions:

@@ -70,7 +70,7 @@ class Trajectory:
     """One finished episode.
 
     Attributes:
-        environment: id it was played in.
+        environment: id, or name in the run's mixture, that it was played in.
         group: index of the level seed within the iteration; members of a group share the level.
         member: index within the group.
         success: the environment's verdict; None: unknown.

@@ -27,7 +27,7 @@ from turngym_trainer.logprobs import Scorer, micro_batches
 from turngym_trainer.masters import MasterWeights
 from turngym_trainer.policy import Policy, load_policy
 from turngym_trainer.recompute import recompute_layers
-from turngym_trainer.settings import config_tree
+from turngym_trainer.settings import ConfigError, config_tree
 from turngym_trainer.start import connected, served_environment, take_folder
 from turngym_trainer.trajectory import Row
 
@@ -92,6 +92,11 @@ def warm_start(config: Config, *, observe: Callable[[Check], None] = lambda chec
         ConfigError: a split is not served, an address is none, or the folder cannot be written.
         TurngymError: the server cannot be used, or the environment has no oracle.
     """
+    if config.mixture.environments:
+        raise ConfigError(
+            "mixture.environments: a warm start demonstrates one environment; leave the mixture out, and set "
+            "environment.* to one of them (another warm start can go on from its folder, policy.model=FOLDER)"
+        )
     folder = Path(config.run.folder)
     if folder.exists() and any(folder.iterdir()):
         raise WarmStartError(f"{folder} is not empty; name another run.folder, or remove it")

@@ -23,6 +23,7 @@ from turngym_trainer.config import Config
 from turngym_trainer.context import Context, Conversation, system_message
 from turngym_trainer.evaluate import context_of
 from turngym_trainer.generate import Response, generate
+from turngym_trainer.mixture import environments
 from turngym_trainer.policy import ChatFormat, load_policy
 from turngym_trainer.seeds import token_uniforms
 from turngym_trainer.settings import ConfigError, config_from_tree
@@ -173,21 +174,26 @@ def _settings(folder: Path) -> tuple[Config | None, dict[str, str]]:
 
 
 def _origin(config: Config, made_by: str) -> dict[str, str]:
+    alone = environments(config).values()
     return {
         "made_by": made_by,
-        "trained_in": config.environment.id,
-        "trained_split": config.environment.split,
+        "trained_in": ", ".join(each.environment.id for each in alone),
+        "trained_split": "all" if any(each.environment.split == "all" for each in alone) else "train",
         "run_seed": str(config.run.seed),
     }
 
 
 def _training(state: State) -> dict[str, str]:
-    """What a run's state tells. The split epoch says whether today's held-out worlds were held out then."""
+    """What a run's state tells. The split epoch says whether today's held-out worlds were held out then.
+
+    Of a mixture, all environments in its order, and the least split epoch.
+    """
+    trained = (state.environment, *state.others)
     return {
         "iteration": str(state.progress.iteration),
-        "trained_version": state.environment.version,
-        "trained_options": state.environment.options_json,
-        "trained_split_epoch": str(state.environment.split_epoch),
+        "trained_version": ", ".join(each.version for each in trained),
+        "trained_options": ", ".join(each.options_json for each in trained),
+        "trained_split_epoch": str(min(each.split_epoch for each in trained)),
         "trained_with": ", ".join(f"{name} {version}" for name, version in sorted(state.versions.items())),
     }
 
