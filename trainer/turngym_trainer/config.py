@@ -101,6 +101,14 @@ class RewardConfig(Section):
     invalid_turn: float = Field(
         default=-0.1, le=0.0, description="Added once to a turn that was unparsed or held an invalid action."
     )
+    length_floor: NotNegative = Field(default=0, description="Least tokens that a turn should reason; 0: no floor.")
+    below_floor: float = Field(
+        default=-0.1, le=0.0, allow_inf_nan=False, description="Added to a parsed turn whose reasoning is shorter."
+    )
+    process: str = Field(
+        default="", description="package.module:function of a finished turn, whose value is added; empty: none."
+    )
+    process_weight: float = Field(default=1.0, allow_inf_nan=False, description="That it is added with.")
 
 
 class FilterConfig(Section):

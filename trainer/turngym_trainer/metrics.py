@@ -135,6 +135,7 @@ def _episode(trajectory: Trajectory) -> dict[str, object]:
                 "reward": turn.reward,
                 "valid_format": turn.valid_format,
                 "valid_action": turn.valid_action,
+                **({} if turn.process is None else {"process": turn.process}),
             }
             for turn in trajectory.turns
         ],

@@ -287,7 +287,8 @@ def _turn(number: int, turn: Json) -> Html:
         for name, said in (("valid_format", "could not be parsed"), ("valid_action", "held an invalid action"))
         if not turn[name]
     ]
-    reward = f"reward {short(cast(float, turn['reward']))}, {turn['actions_executed']} actions run"
+    process = f" (process {short(cast(float, turn['process']))})" if "process" in turn else ""
+    reward = f"reward {short(cast(float, turn['reward']))}{process}, {turn['actions_executed']} actions run"
     reasoning = str(turn["reasoning"])
     return tag(
         "div",

@@ -4,6 +4,8 @@ The environment charges an unparsable or illegal action nothing but its usual st
 here. Knows nothing of tokens' probabilities, groups or advantages.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,8 +14,33 @@ from turngym_trainer.trajectory import Trajectory, TurnRecord
 
 
 def shaping(turn: TurnRecord, config: RewardConfig) -> float:
-    """`invalid_turn`, once, for a turn that could not be parsed or held an invalid action; else 0."""
-    return 0.0 if turn.valid_format and turn.valid_action else config.invalid_turn
+    """What the trainer adds to a turn's reward.
+
+    `invalid_turn`, once, for a turn that could not be parsed or held an invalid action; `below_floor` for one that
+    reasons less than the floor; the weighted process reward.
+    """
+    added = 0.0 if turn.valid_format and turn.valid_action else config.invalid_turn
+    if _is_short(turn, config):
+        added += config.below_floor
+    if turn.process is not None:
+        added += config.process_weight * turn.process
+    return added
+
+
+def _is_short(turn: TurnRecord, config: RewardConfig) -> bool:
+    """A turn that could not be parsed is no short one: it may have been cut off while it reasoned."""
+    return turn.valid_format and turn.reasoning_tokens < config.length_floor
+
+
+def shaping_signals(trajectories: Sequence[Trajectory], config: RewardConfig) -> dict[str, float]:
+    """Share of turns under the floor, and the mean sum of process rewards of an episode, where there are such."""
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    signals: dict[str, float] = {}
+    if config.length_floor:
+        signals["train/below_floor"] = sum(_is_short(turn, config) for turn in turns) / len(turns)
+    if config.process:
+        signals["train/process_reward"] = sum(turn.process or 0.0 for turn in turns) / len(trajectories)
+    return signals
 
 
 def turn_rewards(trajectory: Trajectory, config: RewardConfig) -> NDArray[np.float64]:

@@ -264,6 +264,8 @@ class _Player:
             valid_format=valid_format,
             valid_action=outcome.action_valid,
             actions_executed=outcome.actions_executed,
+            reasoning_tokens=len(self._policy.encode(reasoning)) if reasoning else 0,
+            observation=outcome.observation,
         )
 
 

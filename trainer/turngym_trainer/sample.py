@@ -14,6 +14,7 @@ from turngym_trainer.evaluate import context_of, environment_limits
 from turngym_trainer.grade import RunError, complete_groups, spread_of
 from turngym_trainer.mixture import allotted
 from turngym_trainer.policy import Policy
+from turngym_trainer.process import Judge
 from turngym_trainer.rollout import Lost, Planned, Rollout, Sampling, collect
 from turngym_trainer.seeds import Place
 from turngym_trainer.trajectory import Trajectory
@@ -61,7 +62,14 @@ class Sample:
 
 
 def roll_out(
-    policy: Policy, client: Client, config: Config, place: Place, *, sources: Sequence[Source], iterations: int = 1
+    policy: Policy,
+    client: Client,
+    config: Config,
+    place: Place,
+    *,
+    sources: Sequence[Source],
+    iterations: int = 1,
+    judge: Judge | None = None,
 ) -> Sample:
     """Plays P level seeds × N episodes, each with its own noise seed, and refills at most `rollout.refills` times.
 
@@ -75,6 +83,7 @@ def roll_out(
         place: the iteration's.
         sources: the run's environments; `mixture` says which groups are played in which.
         iterations: that learn from what is played; each has P groups of its own, numbered on.
+        judge: puts process rewards on what is played; None: there are none.
 
     Raises:
         RunError: every episode of the first round was lost.
@@ -107,7 +116,8 @@ def roll_out(
         rounds += 1
         lost += played.lost
         waiting_seconds += played.waiting_seconds
-        groups, replaced = refill(groups, played.trajectories, config.rollout.group_size)
+        judged = judge(played.trajectories) if judge else played.trajectories
+        groups, replaced = refill(groups, judged, config.rollout.group_size)
         dropped += replaced
         wanting = wanting_groups(groups, config, count)
     trajectories = tuple(trajectory for group in sorted(groups) for trajectory in groups[group])

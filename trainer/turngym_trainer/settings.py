@@ -249,6 +249,11 @@ def _faults(config: Config) -> Iterator[str]:
             f"update.dual_clip: {config.update.dual_clip} must be over 1 + clip_high = {1 + config.update.clip_high}, "
             "else it acts before the clip does; 3.0 is usual"
         )
+    if config.reward.length_floor and config.reward.below_floor < config.reward.invalid_turn:
+        yield (
+            f"reward.below_floor: {config.reward.below_floor} for short reasoning is worse than an answer that cannot "
+            f"be parsed, {config.reward.invalid_turn}, and would teach those; set it to at least reward.invalid_turn"
+        )
     yield from _mixture_faults(config)
     for alone in environments(config).values():
         yield from _split_faults(alone)

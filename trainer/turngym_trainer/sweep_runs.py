@@ -18,6 +18,7 @@ from typing import Final
 from turngym_client import Split
 from turngym_trainer.checkpoint import checkpoint_iteration, checkpoints
 from turngym_trainer.mixture import environments
+from turngym_trainer.process import load_judge
 from turngym_trainer.recorded import read_run
 from turngym_trainer.settings import ConfigError, changed_keys, kept_config
 from turngym_trainer.start import connected, served_environment
@@ -57,7 +58,7 @@ def check(sweep: Sweep) -> None:
 
     Raises:
         SweepError: a folder holds a run of other settings.
-        ConfigError: a split is not served, or an address is none.
+        ConfigError: a split is not served, an address is none, or a process reward cannot be imported.
         TurngymError: a server cannot be used, or refuses the environment.
     """
     if faults := list(_foreign(sweep.runs)):
@@ -65,6 +66,8 @@ def check(sweep: Sweep) -> None:
     asked: set[str] = set()
     for run in sweep.runs:
         config = run.config
+        if not ended(run):
+            load_judge(config.reward.process)
         played = f"{config.environment.model_dump_json()}{config.mixture.model_dump_json()}"
         content = f"{config.run.server}{played}{config.validation.split}"
         if content not in asked and not ended(run):

@@ -45,8 +45,9 @@ from turngym_trainer.memory import Episode, Shape, estimate, refuse_what_does_no
 from turngym_trainer.metrics import METRICS, Number, RunLog, read_metrics
 from turngym_trainer.mixture import environments
 from turngym_trainer.policy import Policy, load_policy
+from turngym_trainer.process import Judge, load_judge
 from turngym_trainer.recompute import layers_to_recompute
-from turngym_trainer.reward import lay_on_rows
+from turngym_trainer.reward import lay_on_rows, shaping_signals
 from turngym_trainer.rollout import first_prompt
 from turngym_trainer.room import available
 from turngym_trainer.sample import Sample, Source, planned, roll_out
@@ -130,6 +131,7 @@ class Run:
 
     Attributes:
         arenas: the environments, one or those of the mixture.
+        judge: puts process rewards on episodes; None: there are none.
         held: episodes for iterations to come; None: the next one plays its own.
     """
 
@@ -140,6 +142,7 @@ class Run:
     learner: Learner
     progress: Progress
     log: RunLog
+    judge: Judge | None
     held: Held | None
 
 
@@ -163,11 +166,11 @@ def train(
 
     Raises:
         RunError: the folder holds a run and `resume` is False, or holds none and it is True; settings changed; an
-            iteration lost all its episodes; no answer before the first update could be parsed; or the guard stopped
-            the run.
+            iteration lost all its episodes; no answer before the first update could be parsed; the process reward
+            raised or returned no finite number; or the guard stopped the run.
         PolicyError: the policy cannot be loaded.
         ConfigError: a split is not served, an address is none, the folder cannot be written, a turn does not fit
-            the policy's context, or the run does not fit the memory that there is.
+            the policy's context, the run does not fit the memory that there is, or `reward.process` cannot be imported.
         CheckpointError: the newest checkpoint cannot be used, or not with this environment.
         TurngymError: the server cannot be used.
 
@@ -212,6 +215,7 @@ def _train(config: Config, *, resume: bool, observe: Observer, tell: Callable[[s
                     if config.mixture.environments
                     else {}
                 ),
+                **shaping_signals(graded.trajectories, config.reward),
                 "train/lost": len(rollout.lost),
                 "train/dropped": rollout.dropped + len(due) - len(graded.trajectories),
                 "train/rounds": rollout.rounds,
@@ -262,6 +266,7 @@ def _collect(run: Run, place: Place) -> tuple[Held, Sample]:
         config,
         place,
         sources=sources,
+        judge=run.judge,
         iterations=left_of_block(place.iteration, config.rollout.reuse),
     )
     trajectories = sample.trajectories
@@ -485,6 +490,7 @@ def _checkpoint(run: Run) -> None:
 def _open_run(config: Config, *, resume: bool, tell: Callable[[str], None]) -> Generator[Run]:
     """Everything that a run holds open, restored from its newest checkpoint where it is resumed."""
     folder = Path(config.run.folder)
+    judge = load_judge(config.reward.process)
     _check_folder(folder, config, resume=resume)
     found = checkpoints(folder / CHECKPOINTS) if resume else []
     newest = found[-1] if found else None
@@ -525,7 +531,7 @@ def _open_run(config: Config, *, resume: bool, tell: Callable[[str], None]) -> G
             turns=max(int(identity.limits["max_turns"]) for identity in identities),
         )
         with RunLog(folder, progress.sizes, progress.iteration) as log:
-            yield Run(config, folder, client, arenas, learner, progress, log, held)
+            yield Run(config, folder, client, arenas, learner, progress, log, judge, held)
 
 
 def _served(client: Client, config: Config) -> EnvironmentInfo:

@@ -53,6 +53,9 @@ class TurnRecord:
         valid_format: the answer could be parsed and was not cut off.
         valid_action: every action that was run was legal.
         actions_executed: actions that were run.
+        reasoning_tokens: of the policy's tokenizer.
+        observation: what the environment replied.
+        process: value of `reward.process`, not weighted; None: there is no such function.
     """
 
     prompt: str
@@ -63,6 +66,9 @@ class TurnRecord:
     valid_format: bool
     valid_action: bool
     actions_executed: int
+    reasoning_tokens: int = 0
+    observation: str = ""
+    process: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
