@@ -116,13 +116,19 @@ def test_what_does_not_fit_is_refused_with_settings_that_do():
 
 
 def test_settings_that_fit_only_together_are_named_together():
-    config = config_of("update.microbatch_tokens=4096", "kl.coefficient=0.1")
-    large = Shape(parameters=10**6, trunk=10**6, layers=2, hidden=8, feed_forward=16, queries=8, keys=4, vocabulary=50)
-    kept = 4 * 10**6 * (1 + 2 + 1)  # Weights, optimiser and gradients, and nothing else of size.
-    [together] = savings(large, config, EPISODE, kept + 10**6)
-    assert {"critic.trunk=shared", "kl.coefficient=0.0"} <= set(together)
+    wide = Shape(parameters=1000, trunk=900, layers=2, hidden=800, feed_forward=1600, queries=8, keys=4, vocabulary=50)
+    config = config_of("update.microbatch_tokens=4096")
+    both = ("update.microbatch_tokens=256", "policy.gradient_checkpointing=true")
+    available = estimate(wide, config_of(*both), EPISODE).peak
+    assert savings(wide, config, EPISODE, available) == [both]
     with pytest.raises(ConfigError, match=r"no settings of this policy would fit; take a smaller policy\.model"):
-        refuse_what_does_not_fit(large, config, EPISODE, kept // 2)
+        refuse_what_does_not_fit(wide, config, EPISODE, available // 100)
+
+
+def test_a_model_of_many_weights_fits_with_lora():
+    large = Shape(parameters=10**6, trunk=10**6, layers=2, hidden=8, feed_forward=16, queries=8, keys=4, vocabulary=50)
+    config = config_of("kl.coefficient=0.1")
+    assert savings(large, config, EPISODE, 5 * 10**6) == [("lora.rank=16", "critic.trunk=shared")]
 
 
 MEASURE = """

@@ -31,6 +31,9 @@ TRAINING = "training"
 """Folder of a checkpoint in which everything lies that is not the policy."""
 
 
+ADAPTERS = "adapters.safetensors"
+
+
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be used, or not for this run."""
 
@@ -107,9 +110,11 @@ def save_checkpoint(
     aside = folder / f".writing-{progress.iteration:06d}"
     shutil.rmtree(aside, ignore_errors=True)
     training = aside / TRAINING
+    learner.save_policy(aside)
+    training.mkdir()
     with learner.float32_weights():
-        learner.policy.save(aside)
-        training.mkdir()
+        if learner.adapters is not None:
+            save_file(_contiguous(learner.adapters.tensors()), training / ADAPTERS)
         if learner.critic is not None:
             save_file(_contiguous(learner.critic.state_dict()), training / "critic.safetensors")
     for name, optimiser in learner.optimisers.items():
@@ -214,8 +219,14 @@ def roll_back(folder: Path, before: int, attempt: int) -> Path | None:
 
 
 def load_learner(checkpoint: Path, learner: Learner) -> None:
-    """Restores critic and optimisers of a learner whose policy was loaded from the same checkpoint."""
+    """Restores critic, adapters and optimisers of a learner whose policy was loaded from the same checkpoint.
+
+    With adapters the policy is the one that they were put beside, since a checkpoint's has them merged.
+    """
     training = checkpoint / TRAINING
+    if learner.adapters is not None:
+        with learner.float32_weights():
+            learner.adapters.load(load_file(training / ADAPTERS))
     if learner.critic is not None:
         with learner.float32_weights():
             learner.critic.load_state_dict(load_file(training / "critic.safetensors"))

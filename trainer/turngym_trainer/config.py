@@ -69,6 +69,12 @@ class PolicyConfig(Section):
     )
 
 
+class LoraConfig(Section):
+    rank: NotNegative = Field(default=0, description="Of the layers trained in place of all weights; 0: no LoRA.")
+    alpha: Rate = Field(default=32.0, description="What the layers add is multiplied by alpha / rank.")
+    targets: tuple[str, ...] = Field(default=(), description="Names of linear layers that get one; none: all of them.")
+
+
 class RolloutConfig(Section):
     groups: Positive = Field(default=8, description="P: level seeds an iteration.")
     group_size: Positive = Field(default=16, description="N: episodes of each level seed.")
@@ -247,6 +253,7 @@ class Config(Section):
     environment: EnvironmentConfig = EnvironmentConfig()
     mixture: MixtureConfig = MixtureConfig()
     policy: PolicyConfig = PolicyConfig()
+    lora: LoraConfig = LoraConfig()
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
     filter: FilterConfig = FilterConfig()

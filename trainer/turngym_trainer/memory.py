@@ -80,7 +80,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes by part; each is explained at the function of its name. Rollout and update do not happen at once."""
+    """Bytes by part; each is explained where it is worked out. Rollout and update do not happen at once."""
 
     weights: int
     optimiser: int
@@ -123,21 +123,32 @@ def estimate(shape: Shape, config: Config, episode: Episode) -> Estimate:
     """What a run takes, by part."""
     s = _bytes(config)
     rows = _Rows.of(config, episode)
+    trained = adapters(shape, config.lora.rank) if config.lora.rank else shape.parameters
     return Estimate(
-        weights=held_weights(shape.parameters, s),
-        optimiser=_ADAM * shape.parameters,
-        reference=shape.parameters * s if config.kl.coefficient > 0.0 else 0,
+        weights=held_weights(trained, s) + (shape.parameters * s if config.lora.rank else 0),
+        optimiser=_ADAM * trained,
+        reference=shape.parameters * s if config.kl.coefficient > 0.0 and not config.lora.rank else 0,
         critic=critic(shape, config),
         cache=cache(shape, s, config, rows.longest),
         sampling=sampling(shape, s, config, episode, rows.longest),
-        gradients=gradients(shape, s),
+        gradients=held_weights(trained, s),
         activations=activations(shape, s, rows.tokens, rows.width, recomputed=config.policy.gradient_checkpointing),
         logits=_SCORED_LOGITS * shape.vocabulary * rows.actions,
     )
 
 
+def adapters(shape: Shape, rank: int) -> int:
+    """Parameters of LoRA layers of a rank beside all linear layers: rank · (inputs + outputs) each."""
+    attention = 2 * (shape.hidden + shape.queries) + 2 * (shape.hidden + shape.keys)
+    return shape.layers * rank * (attention + 3 * (shape.hidden + shape.feed_forward))
+
+
 def held_weights(parameters: int, s: int) -> int:
-    """4·P in float32; in bfloat16 the copies beside them too, (4 + 2)·P."""
+    """Of weights that are trained, and of their gradients: 4·P in float32; in bfloat16 copies too, (4 + 2)·P.
+
+    With LoRA those are the adapters', and the others take s·P and have no gradients. The critic's gradients come after
+    the actor's are gone.
+    """
     return parameters * (_MASTER + (s if s < _MASTER else 0))
 
 
@@ -149,11 +160,6 @@ def critic(shape: Shape, config: Config) -> int:
     if config.critic.trunk == "shared" or not ADVANTAGES[config.advantage.kind].needs_critic:
         return 0
     return held_weights(shape.trunk, _bytes(config)) + _ADAM * shape.trunk
-
-
-def gradients(shape: Shape, s: int) -> int:
-    """4·P, and in bfloat16 2·P for those of a micro-batch. The critic's come after the actor's are gone."""
-    return held_weights(shape.parameters, s)
 
 
 def activations(shape: Shape, s: int, tokens: int, width: int, *, recomputed: bool) -> int:
@@ -267,8 +273,11 @@ def _offers(config: Config) -> Iterator[list[tuple[str, ...]]]:
     parts = (config.rollout.parts * factor for factor in (2, 4, 8, 16))
     kept = ("rollout.keep_cache=false",) if _keeps(config) else ()
     ladders.append([(f"rollout.parts={n}", *kept) for n in parts if n <= _episodes(config)])
-    if config.critic.trunk == "own" and ADVANTAGES[config.advantage.kind].needs_critic:
+    own_trunk = config.critic.trunk == "own" and ADVANTAGES[config.advantage.kind].needs_critic
+    if own_trunk:
         ladders.append([("critic.trunk=shared",)])
+    if not config.lora.rank:
+        ladders.append([("lora.rank=16", *(("critic.trunk=shared",) if own_trunk else ()))])
     if config.kl.coefficient > 0.0:
         ladders.append([("kl.coefficient=0.0",)])
     for ladder in ladders:

@@ -166,9 +166,9 @@ class Policy:
         )
         return cast(Tensor, output.logits).float()
 
-    def save(self, folder: Path) -> None:
-        """Writes model and tokenizer in Hugging Face's layout, safetensors."""
-        self.model.save_pretrained(folder, safe_serialization=True)
+    def save(self, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
+        """Writes model and tokenizer in Hugging Face's layout, safetensors. `weights`: in place of the model's own."""
+        self.model.save_pretrained(folder, safe_serialization=True, state_dict=weights)
         self.tokenizer.save_pretrained(folder)
 
 

@@ -221,6 +221,11 @@ def _faults(config: Config) -> Iterator[str]:
             "critic.on: a shared trunk learns policy and value in one step, from the same episodes; "
             "set critic.on=kept or critic.trunk=own"
         )
+    if config.lora.rank and config.critic.trunk == "own" and estimator.needs_critic:
+        yield (
+            "critic.trunk: a trunk of its own is trained whole, and LoRA is there to train few weights; set "
+            "critic.trunk=shared, or an advantage without critic (advantage.kind=grpo)"
+        )
     if config.policy.dtype != "float32" and config.update.old_logprobs == "sampled":
         yield (
             f"update.old_logprobs: in {config.policy.dtype} the sampler's log-probabilities differ from the trainer's, "
@@ -360,7 +365,7 @@ def _merged(under: Tree, over: Mapping[str, object]) -> Tree:
 def _lists_as_tuples(value: Mapping[str, object]) -> Tree:
     """Servers and phases may be one value or a list; strict validation wants the tuple that the tree holds."""
     tree = dict(value)
-    for name, key, kind in (("run", "server", str), ("horizon", "turns", int)):
+    for name, key, kind in (("run", "server", str), ("lora", "targets", str), ("horizon", "turns", int)):
         section = tree.get(name)
         if isinstance(section, Mapping):
             section = dict(cast(Mapping[str, object], section))

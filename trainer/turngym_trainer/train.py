@@ -40,6 +40,7 @@ from turngym_trainer.facts import Facts, write_facts
 from turngym_trainer.grade import Graded, RunError, check_readable, complete_groups, grade
 from turngym_trainer.guard import Alarm, Watch, watch
 from turngym_trainer.held import Held, left_of_block, load_held
+from turngym_trainer.lora import import_peft
 from turngym_trainer.loss import kl_penalty
 from turngym_trainer.memory import Episode, Shape, estimate, refuse_what_does_not_fit, told
 from turngym_trainer.metrics import METRICS, Number, RunLog, read_metrics
@@ -496,7 +497,9 @@ def _open_run(config: Config, *, resume: bool, tell: Callable[[str], None]) -> G
     newest = found[-1] if found else None
     state = read_state(newest) if newest else None
     _set_threads(config, state)
-    policy = _load(str(newest) if newest else config.policy.model, config)
+    policy = _load(_policy_to_load(folder, newest, config), config)
+    if config.lora.rank:
+        import_peft()
     if config.policy.gradient_checkpointing:
         layers_to_recompute(policy.model)
     with connected(config) as client:
@@ -678,17 +681,26 @@ def _load(spec: str, config: Config, dtype: str = "float32") -> Policy:
     return load_policy(spec, device=config.run.device, dtype=dtype, seed=config.run.seed)
 
 
+def _policy_to_load(folder: Path, checkpoint: Path | None, config: Config) -> str:
+    """The policy that a run begins or goes on with. With LoRA that is what it began with: a checkpoint's is merged."""
+    if checkpoint is None or not config.lora.rank:
+        return str(checkpoint or config.policy.model)
+    if not (folder / REFERENCE).exists():
+        raise CheckpointError(f"{folder / REFERENCE} is gone: what this run trains stands beside its weights")
+    return str(folder / REFERENCE)
+
+
 def _make_learner(policy: Policy, config: Config, folder: Path, checkpoint: Path | None, *, turns: int) -> Learner:
     """The learner of a run, restored from `checkpoint`, whose policy is `policy`, where there is one.
 
     `turns` is the most that an episode may take.
     """
     reference = None
-    if config.kl.coefficient > 0.0:
-        kept = folder / REFERENCE
-        if checkpoint is None:
-            policy.save(kept)
-        elif not kept.exists():
+    kept = folder / REFERENCE
+    if checkpoint is None and (config.kl.coefficient > 0.0 or config.lora.rank):
+        policy.save(kept)
+    if config.kl.coefficient > 0.0 and not config.lora.rank:
+        if not kept.exists():
             raise CheckpointError(f"{kept} is gone: the KL divergence of this run was measured from it")
         reference = _load(str(kept), config, config.policy.dtype)
     learner = Learner(

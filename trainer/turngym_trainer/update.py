@@ -7,6 +7,7 @@ batch's flat order. Knows nothing of rewards, groups or environments.
 import contextlib
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from turngym_trainer.batch import Batch, lay_out_prompts
 from turngym_trainer.config import Config
 from turngym_trainer.critic import Critic
 from turngym_trainer.logprobs import MicroBatch, Scorer
+from turngym_trainer.lora import Adapters
 from turngym_trainer.loss import (
     clipped_surrogate,
     kl_loss,
@@ -102,11 +104,12 @@ class Learner:
         reference: see below.
 
     Raises:
-        PolicyError: the policy cannot do gradient checkpointing, which the settings ask for.
+        PolicyError: the policy cannot do gradient checkpointing or LoRA, which the settings ask for.
 
     Attributes:
         critic: None where the advantage needs none.
-        reference: what the KL divergence is measured from; None where β is 0.
+        adapters: what is trained of the policy; None: all of it.
+        reference: what the KL divergence is measured from; None where β is 0. With adapters it is the policy without.
         optimisers: by name: `actor`, and `critic` where it has a trunk of its own.
     """
 
@@ -126,7 +129,11 @@ class Learner:
         _realign(policy)
         # What is probed here holds for the model, so it is probed before rounding blurs it.
         self.scorer = Scorer(policy.model, config.rollout.temperature)
+        dtype = torch.bfloat16 if config.policy.dtype == "bfloat16" else torch.float32
+        self.adapters = Adapters(policy, config.lora, dtype=dtype, seed=config.run.seed) if config.lora.rank else None
         self.reference = Scorer(reference.model, config.rollout.temperature) if reference else None
+        if self.adapters is not None and config.kl.coefficient > 0.0:
+            self.reference = self.scorer
         self.critic = (
             Critic(
                 policy.model,
@@ -136,12 +143,12 @@ class Learner:
             if with_critic
             else None
         )
-        dtype = torch.bfloat16 if config.policy.dtype == "bfloat16" else torch.float32
         if config.policy.gradient_checkpointing:
             recompute_layers(policy.model)
             if self.critic is not None and self.critic.own_trunk:
                 recompute_layers(self.critic.trunk)
-        self._actor_weights = MasterWeights(policy.model.parameters(), dtype)
+        trained = [weight for weight in policy.model.parameters() if weight.requires_grad]
+        self._actor_weights = MasterWeights(trained, dtype)
         self._critic_weights = MasterWeights(self.critic.trunk_parameters() if self.critic else [], dtype)
         self._actor_parameters = self._actor_weights.masters
         self._critic_parameters = self._critic_weights.masters
@@ -161,6 +168,14 @@ class Learner:
         with self._actor_weights.exposed(), self._critic_weights.exposed():
             yield
 
+    def save_policy(self, folder: Path) -> None:
+        """Writes the policy in float32, in Hugging Face's layout, adapters merged into its weights."""
+        with self.float32_weights():
+            if self.adapters is None:
+                self.policy.save(folder)
+            else:
+                self.adapters.save_merged(folder)
+
     def _optimiser(self, groups: list[dict[str, object]]) -> torch.optim.AdamW:
         return torch.optim.AdamW(groups, lr=0.0, weight_decay=self._config.update.weight_decay, fused=True)
 
@@ -171,7 +186,8 @@ class Learner:
     def reference_logprobs(self, batch: Batch) -> NDArray[np.float32]:
         """Log-probabilities under the reference policy, [N]."""
         assert self.reference is not None
-        return self.reference.logprobs(batch, self._budget)
+        with self.adapters.off() if self.adapters is not None else contextlib.nullcontext():
+            return self.reference.logprobs(batch, self._budget)
 
     def values(self, batch: Batch) -> NDArray[np.float64]:
         """The critic's values, [N]."""
