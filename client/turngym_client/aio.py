@@ -134,12 +134,9 @@ class AsyncEpisode(EpisodeFacts):
             self._under_way = turn
             index = self.step_index + 1
 
-            async def attempt(server: Server, session_id: str) -> pb.Transition:
+            def attempt(server: Server, session_id: str) -> asyncio.Future[pb.Transition]:
                 item = pb.StepItem(session_id=session_id, step_index=index, actions=turn)
-                outcome = await server.step(self.environment_id, want_legal_actions, item)
-                if outcome.HasField("error"):
-                    raise StatusError(outcome.error, of_item=True)
-                return outcome.transition
+                return server.step(self.environment_id, want_legal_actions, item)
 
             try:
                 transition = transition_from_pb(await self.session.run(attempt))
@@ -158,11 +155,8 @@ class AsyncEpisode(EpisodeFacts):
     async def advise(self) -> Advice:
         """What the oracle would do now. Changes nothing. Raises NoOracle where the environment has none."""
 
-        async def attempt(server: Server, session_id: str) -> pb.Advice:
-            outcome = await server.advise(pb.AdviseItem(session_id=session_id))
-            if outcome.HasField("error"):
-                raise StatusError(outcome.error, of_item=True)
-            return outcome.advice
+        def attempt(server: Server, session_id: str) -> asyncio.Future[pb.Advice]:
+            return server.advise(pb.AdviseItem(session_id=session_id))
 
         async with self._lock:
             self._check_settled()

@@ -58,13 +58,17 @@ class Request(Generic[ItemT, ResultT]):
         self._batch = batch
         self._lane = lane
 
-    def answer(self, results: Sequence[ResultT | None]) -> None:
-        """Hands out the items' results, in order; an item whose result is None is sent again."""
+    def answer(self, results: Sequence[ResultT | Exception | None]) -> None:
+        """Hands out the items' results, or what they failed with, in order; one whose result is None is sent again."""
         if self._lane.ended(self):
             for waiting, result in zip(self._batch, results, strict=True):
                 if result is None:
                     self._lane.repeat(waiting)
-                elif not waiting.result.done():
+                elif waiting.result.done():
+                    pass
+                elif isinstance(result, Exception):
+                    waiting.result.set_exception(result)
+                else:
                     waiting.result.set_result(result)
 
     def send(self, sending: Coroutine[Any, Any, None]) -> None:

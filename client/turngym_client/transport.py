@@ -41,7 +41,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from weakref import WeakSet
 
-from google.rpc import code_pb2
+from google.rpc import code_pb2, status_pb2
 
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc as pb_grpc
@@ -56,7 +56,7 @@ from turngym_client.types import ServerInfo, cut, told
 if TYPE_CHECKING:
     from turngym.v1.environment_pb2_grpc import EnvironmentServiceAsyncStub
 
-    _StepRequest = Request[pb.StepItem, pb.StepOutcome]
+    _StepRequest = Request[pb.StepItem, pb.Transition]
 
 SHORT_DEADLINE: Final = 5.0
 BACKOFF_FIRST: Final = 0.1
@@ -140,7 +140,7 @@ class Server:
         self._channel = credentials.channel(address, CHANNEL_OPTIONS)
         self._stub = cast("EnvironmentServiceAsyncStub", pb_grpc.EnvironmentServiceStub(self._channel))
         self._metadata = (("turngym-client", client_id), *credentials.metadata)
-        self._step_lanes: dict[tuple[str, bool], Coalescer[pb.StepItem, pb.StepOutcome]] = {}
+        self._step_lanes: dict[tuple[str, bool], Coalescer[pb.StepItem, pb.Transition]] = {}
         self._advise_lane = self._lane(self._send_advise, _advise_size)
         self._stream: StepStream | None = None
         self._offers_stream = True
@@ -179,8 +179,8 @@ class Server:
     async def close_sessions(self, request: pb.CloseRequest) -> pb.CloseResponse:
         return await result(self._stub.Close(request, timeout=SHORT_DEADLINE, metadata=self._metadata))
 
-    def step(self, environment_id: str, want_legal_actions: bool, item: pb.StepItem) -> asyncio.Future[pb.StepOutcome]:
-        """The item's outcome, never pending. Shares requests with other steps of the environment."""
+    def step(self, environment_id: str, want_legal_actions: bool, item: pb.StepItem) -> asyncio.Future[pb.Transition]:
+        """What the turn did; StatusError where the item failed. Shares requests with other steps of the environment."""
         key = (environment_id, want_legal_actions)
         if (lane := self._step_lanes.get(key)) is None:
 
@@ -190,8 +190,8 @@ class Server:
             lane = self._step_lanes[key] = self._lane(send, _step_size)
         return lane.submit(item)
 
-    def advise(self, item: pb.AdviseItem) -> asyncio.Future[pb.AdviseOutcome]:
-        """The item's outcome. Shares requests with others."""
+    def advise(self, item: pb.AdviseItem) -> asyncio.Future[pb.Advice]:
+        """The item's advice; StatusError where it has none. Shares requests with others."""
         return self._advise_lane.submit(item)
 
     async def close(self, error: Exception) -> None:
@@ -238,10 +238,11 @@ class Server:
     async def _call_step(self, request: _StepRequest, message: pb.StepRequest) -> None:
         _answer_steps(request, await result(self._stub.Step(message, timeout=self._deadline, metadata=self._metadata)))
 
-    async def _send_advise(self, request: Request[pb.AdviseItem, pb.AdviseOutcome]) -> None:
+    async def _send_advise(self, request: Request[pb.AdviseItem, pb.Advice]) -> None:
         message = pb.AdviseRequest(items=request.items)
         response = await result(self._stub.Advise(message, timeout=self._deadline, metadata=self._metadata))
-        request.answer(matched(request.items, response.outcomes))
+        outcomes = matched(request.items, response.outcomes)
+        request.answer([_failure(each.error) if each.HasField("error") else each.advice for each in outcomes])
 
 
 def _answer_steps(request: _StepRequest, response: pb.StepResponse) -> None:
@@ -250,7 +251,18 @@ def _answer_steps(request: _StepRequest, response: pb.StepResponse) -> None:
     except ProtocolError as error:
         request.fail(error)
     else:
-        request.answer([None if outcome.HasField("pending") else outcome for outcome in outcomes])
+        request.answer([_transition(outcome) for outcome in outcomes])
+
+
+def _transition(outcome: pb.StepOutcome) -> pb.Transition | StatusError | None:
+    """What a turn did, or why it failed; None: it is not over."""
+    if outcome.HasField("transition"):
+        return outcome.transition
+    return None if outcome.HasField("pending") else _failure(outcome.error)
+
+
+def _failure(status: status_pb2.Status) -> StatusError:
+    return StatusError(status, of_item=True)
 
 
 def matched(items: Sequence[object], outcomes: Sequence[ResultT]) -> Sequence[ResultT]:
