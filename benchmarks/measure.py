@@ -1,4 +1,4 @@
-"""What the benchmarks share: a server process, a load of concurrent episodes, medians with spread, and provenance."""
+"""What the benchmarks share: a server process, a peer's Python, concurrent episodes, medians, and provenance."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ import statistics
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 from turngym_client import AsyncEpisode
 
 HERE = Path(__file__).parent
+CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turngym"
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,27 @@ def environment(python: str) -> dict[str, str]:
     """Environment variables under which a Python finds these files; another than ours finds nothing else of ours."""
     ours = os.environ.get("PYTHONPATH", "") if python == sys.executable else ""
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), ours]))}
+
+
+def peer_python(peer: str, *steps: Sequence[str]) -> str:
+    """The Python of a peer's virtual environment, which is made where there is none.
+
+    Args:
+        peer: name==version, which the environment is called by.
+        steps: what pip installs, one call after another.
+    """
+    folder = CACHE / peer.replace("==", "-")
+    python = folder / "bin" / "python"
+    done = folder / "installed"
+    if not done.exists():
+        print(f"installing {peer} into {folder}", flush=True)
+        venv.create(folder, with_pip=True, clear=True)
+        for step in steps:
+            subprocess.run(
+                [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *step], check=True
+            )
+        done.touch()
+    return str(python)
 
 
 @contextlib.contextmanager

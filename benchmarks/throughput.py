@@ -24,13 +24,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import secrets
 import subprocess
 import sys
 import tempfile
 import time
-import venv
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,7 +44,6 @@ from turngym.v1 import environment_pb2_grpc as pb_grpc
 
 PEER: Final = "openenv==0.10.0"
 """PyPI's current release when this was last run."""
-CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turngym"
 CONCURRENT: Final = (64, 16, 1)
 WARM_UP: Final = 0.5
 """Seconds of each stack before anything counts."""
@@ -145,7 +142,7 @@ def main() -> None:
 @contextlib.contextmanager
 def stacks() -> Generator[tuple[Mapping[str, Load], Mapping[str, str]]]:
     """Every stack's server and load, running, and the versions of what OpenEnv brings."""
-    peer = peer_python()
+    peer = measure.peer_python(PEER, [PEER])
     listing = subprocess.run([peer, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True)
     versions = {each["name"]: each["version"] for each in json.loads(listing.stdout)}
     with contextlib.ExitStack() as stack:
@@ -168,19 +165,6 @@ def stacks() -> Generator[tuple[Mapping[str, Load], Mapping[str, str]]]:
         for name, kind in (("openenv", "sync"), ("openenv_async", "async")):
             add(name, peer, (str(measure.HERE / "openenv_server.py"), kind), "openenv_client.py")
         yield loads, {name: versions[name] for name in ("openenv", "fastapi", "uvicorn", "websockets", "pydantic")}
-
-
-def peer_python() -> str:
-    """The Python of OpenEnv's virtual environment, which is made where there is none."""
-    folder = CACHE / PEER.replace("==", "-")
-    python = folder / "bin" / "python"
-    done = folder / "installed"
-    if not done.exists():
-        print(f"installing {PEER} into {folder}", flush=True)
-        venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", PEER], check=True)
-        done.touch()
-    return str(python)
 
 
 def new_token(file: Path) -> str:
