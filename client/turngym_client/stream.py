@@ -110,6 +110,8 @@ class StepStream:
             while isinstance(response := await self._call.read(), pb.StepStreamResponse):
                 failed = response.HasField("error")
                 self._answer(response.id, StatusError(response.error, of_item=False) if failed else response.step)
+                if not self._waiting:
+                    await asyncio.sleep(0)  # Who was answered goes on first: to begin another read takes as long.
         except grpc.aio.AioRpcError as error:
             status = status_of(error)
         except asyncio.CancelledError:  # The call was, by `close` or with its channel.
