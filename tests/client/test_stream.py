@@ -130,4 +130,6 @@ class TestStream:
         await episode.step("b")
         await episode.step("c")
         assert episode.state.observation == "(1, [('a',), ('b',), ('c',)])"
-        assert (toy.service.played, toy.service.streams) == (3, 2)
+        assert toy.service.played == 3
+        # A write to a stream that the server has ended may hide why it did: then another is tried once more.
+        assert toy.service.streams in (2, 3)
