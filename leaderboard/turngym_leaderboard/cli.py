@@ -6,6 +6,7 @@ cannot be done, in one line.
 
 import json
 import re
+import secrets
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,15 @@ from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
 from turngym_leaderboard.evaluation import CannotEvaluate, evaluate
 from turngym_leaderboard.protocol import REFERENCE, Decoding, Protocol
 from turngym_leaderboard.record import RecordError
-from turngym_leaderboard.verify import verify, verify_trajectories
+from turngym_leaderboard.verify import (
+    SAMPLED,
+    Sample,
+    checked,
+    episodes_to_play,
+    unchecked,
+    verify,
+    verify_trajectories,
+)
 
 OUT: Final = Path("runs/leaderboard")
 
@@ -139,21 +148,52 @@ def show_command(
 def verify_command(
     record: Annotated[Path, typer.Argument(help="The record's folder or file.")],
     server: Server,
+    policy: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of a checkpoint of the record, which then chooses again; several may be given."),
+    ] = None,
+    sample: Annotated[
+        int, typer.Option(min=1, help="Most episodes of a row in which its policy chooses again.")
+    ] = SAMPLED,
+    sample_seed: Annotated[
+        int | None, typer.Option(help="Draws those episodes; unless given, it is drawn itself, and printed.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where policies run: cpu, cuda or cuda:N.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=0, help="Torch threads; 0: as many as torch takes.")] = 0,
 ) -> None:
-    """Plays a record again, compares seeds, digests, rewards, success and statistics, and checks the trajectories."""
+    """Plays a record again and compares all that it tells: levels, seeds, choices, rewards, statistics, trajectories.
+
+    Whether a checkpoint chose its actions can be checked only with --policy. What was not checked is printed.
+    """
     console = Console()
     with _one_line_errors():
         loaded = records.load(record)
-        total = sum(episode.outcome != "unresolved" for row in loaded.rows for episode in row.episodes)
+        policies = [_checkpoint(folder, name=str(folder), device=device, threads=threads) for folder in policy or []]
+        drawn = Sample(sample, secrets.randbits(32) if sample_seed is None else sample_seed)
+        faults = verify_trajectories(record, loaded)
+        intact = loaded.trajectories is not None and records.trajectories_fault(record, loaded) is None
+        trajectories = records.load_trajectories(record if record.is_dir() else record.parent) if intact else []
+        total = episodes_to_play(loaded, policies, drawn)
         with _connect(server) as client, _progress(console) as bar:
             task = bar.add_task("replay", total=total)
-            faults = verify(client, loaded, on_episodes=lambda count: bar.advance(task, count))
-        faults += verify_trajectories(record, loaded)
+            faults += verify(
+                client,
+                loaded,
+                trajectories=trajectories,
+                policies=policies,
+                sample=drawn,
+                on_episodes=lambda count: bar.advance(task, count),
+            )
     for fault in faults:
         console.print(fault, soft_wrap=True, highlight=False, markup=False)
+    for sentence in checked(loaded, policies, drawn):
+        console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+    for sentence in unchecked(loaded, policies, trajectories=intact):
+        console.print(f"not checked: {sentence}", soft_wrap=True, highlight=False, markup=False)
+    resolved = sum(episode.outcome != "unresolved" for row in loaded.rows for episode in row.episodes)
     if faults:
         differences = "1 difference" if len(faults) == 1 else f"{len(faults)} differences"
-        console.print(f"the record does not stand: {differences} over {total} episodes")
+        console.print(f"the record does not stand: {differences} over {resolved} episodes")
         raise typer.Exit(1)
     covered = (
         f"{records.TRAJECTORIES} is as it was saved"
@@ -161,7 +201,7 @@ def verify_command(
         else f"{records.TRAJECTORIES} is not covered: the record was made before records held its SHA-256"
     )
     console.print(
-        f"the record stands: {total} episodes were played again, with the same digests and scores; {covered}",
+        f"the record stands: {resolved} episodes were played again, with the same digests and scores; {covered}",
         soft_wrap=True,
     )
 
@@ -175,13 +215,17 @@ def _agent(text: str, *, device: str, threads: int) -> Agent:
     if kind == "oracle" and not name and not path:
         return OracleAgent()
     if kind == "checkpoint" and path:
-        try:
-            # Here and nowhere else: everything but this agent works without torch.
-            from turngym_leaderboard.agents.checkpoint import CheckpointAgent
-        except ModuleNotFoundError as error:
-            raise CannotEvaluate(f"checkpoints need the trainer: pip install 'turngym[trainer]' ({error})") from error
-        return CheckpointAgent(Path(path), name=name or path, device=device, threads=threads)
+        return _checkpoint(Path(path), name=name or path, device=device, threads=threads)
     raise CannotEvaluate(f"--agent {text!r}: expected [NAME=]checkpoint:PATH, random or oracle")
+
+
+def _checkpoint(folder: Path, *, name: str, device: str, threads: int) -> Agent:
+    try:
+        # Here and nowhere else: everything but this agent works without torch.
+        from turngym_leaderboard.agents.checkpoint import CheckpointAgent
+    except ModuleNotFoundError as error:
+        raise CannotEvaluate(f"checkpoints need the trainer: pip install 'turngym[trainer]' ({error})") from error
+    return CheckpointAgent(folder, name=name, device=device, threads=threads)
 
 
 def _options(settings: Sequence[str]) -> dict[str, object]:

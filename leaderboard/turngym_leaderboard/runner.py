@@ -5,7 +5,7 @@ stays unresolved is marked so. An environment that fails after an agent's action
 time, it is a failure, else crashing a losing episode would pay. Knows nothing of statistics or of what is kept.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -75,6 +75,7 @@ def play(
     agent: Agent,
     *,
     sessions: int = 128,
+    only: Collection[tuple[int, int]] | None = None,
     on_episodes: Callable[[int], None] = lambda count: None,
 ) -> list[Played]:
     """Plays every attempt on every instance, in their order.
@@ -85,13 +86,19 @@ def play(
 
     Args:
         sessions: episodes held at once.
+        only: (draw, attempt) of what is played; None: everything.
         on_episodes: called with the number of episodes that have just been finished.
 
     Raises:
         AgentUnavailable: as the agent does.
         TurngymError: what no second try can mend, such as a split that is not served.
     """
-    jobs = [_Job(instance, attempt) for instance in selection.instances for attempt in range(protocol.attempts)]
+    jobs = [
+        _Job(instance, attempt)
+        for instance in selection.instances
+        for attempt in range(protocol.attempts)
+        if only is None or (instance.draw, attempt) in only
+    ]
     played: list[Played] = []
     gone = False
     for start in range(0, len(jobs), sessions):

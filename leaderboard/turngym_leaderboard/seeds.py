@@ -23,6 +23,11 @@ def agent_seed(secret: bytes, environment: str, draw: int, attempt: int) -> int:
     return _derive(secret, "agent", environment, draw, attempt)
 
 
+def lot(secret: bytes, agent: str, draw: int, attempt: int) -> int:
+    """An episode's lot where a few of an agent's are drawn to be checked: the lowest are taken."""
+    return _derive(secret, "lot", agent, draw, attempt)
+
+
 def _derive(secret: bytes, *what: str | int) -> int:
     message = json.dumps(what, separators=(",", ":"), ensure_ascii=False).encode()
     return int.from_bytes(hmac.digest(secret, message, "sha256")[:8], "big")

@@ -1,43 +1,165 @@
-"""Plays a record again: do its actions earn what it says?
+"""Holds a record against what the protocol and a server say: does it tell what was played, and who chose it?
 
-That the digests agree proves what the actions earn, not who chose them.
+Levels, floors and ceilings are asked for again, every resolved episode is played again, and the scripted agents choose
+again. That a digest agrees proves what actions earn, not who chose them: for that, a checkpoint's policy has to be at
+hand. `unchecked` says what remains.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
-from turngym_client import Client, Episode, TurngymError
+from turngym_client import Client
 from turngym_leaderboard import record as records
-from turngym_leaderboard import seeds, summary
+from turngym_leaderboard import replay, seeds, summary
+from turngym_leaderboard.agents import Agent
 from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
-from turngym_leaderboard.protocol import Protocol, level_seed, request
-from turngym_leaderboard.record import TRAJECTORIES, EpisodeRecord, Record, RowRecord, Trajectory
+from turngym_leaderboard.protocol import Protocol, Selection, level_seed, select_instances
+from turngym_leaderboard.record import (
+    TRAJECTORIES,
+    LimitsRecord,
+    Record,
+    RecordError,
+    RowRecord,
+    Trajectory,
+)
+from turngym_leaderboard.replay import Replay, first_difference, of_turn, shown, where
+
+SAMPLED: Final = 32
+"""Episodes of a row in which its policy chooses again, unless told otherwise."""
+_SAME: Final = 1e-9
+"""Floors and ceilings that differ by less do so by rounding."""
 
 
-def verify(client: Client, record: Record, *, on_episodes: Callable[[int], None] = lambda count: None) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Which episodes of a checkpoint's row its policy plays again: so many, drawn by the seed."""
+
+    episodes: int
+    seed: int
+
+
+def verify(
+    client: Client,
+    record: Record,
+    *,
+    trajectories: Sequence[Trajectory] = (),
+    policies: Sequence[Agent] = (),
+    sample: Sample = Sample(SAMPLED, 0),
+    on_episodes: Callable[[int], None] = lambda count: None,
+) -> list[str]:
     """Everything in which the record differs from what playing it again comes to; empty: nothing.
 
-    Checked are the rows' names and kinds, the seeds, the instances, the digest, rewards and success of every episode
-    that was resolved, and that statistics and comparisons are those of the episodes.
+    Checked are the rows' names and kinds, seeds, levels with their floors and ceilings, that each was played as often
+    as the protocol says, what came of every resolved episode, what the scripted agents choose in it, and that
+    statistics and comparisons are those of the episodes.
+
+    Args:
+        trajectories: of the record; what was read in the episodes is then compared as well.
+        policies: agents that choose again in a sample of the rows that were played with the same weights.
+        on_episodes: called with the number of episodes that have just been compared, `episodes_to_play` in all.
 
     Raises:
+        RecordError: none of the rows was played with the weights of one of the policies.
         TurngymError: the server cannot play it, for example because it has another version of the environment.
     """
-    protocol = record.protocol.protocol()
+    protocol = replace(record.protocol.protocol(), version=record.environment.version)
+    agents = _policies_of_rows(record, policies)
+    sessions = min(record.sessions, client.server().max_sessions or record.sessions)
+    selection = select_instances(client, protocol, sessions=sessions)
     faults = [
         *_wrong_rows(record, protocol),
-        *_wrong_instances(record, protocol),
+        *_wrong_environment(record, selection),
         *_wrong_seeds(record, protocol),
+        *_wrong_deals(record),
         *_wrong_statistics(record),
     ]
+    again = Replay(
+        client=client,
+        protocol=protocol,
+        selection=selection,
+        sessions=sessions,
+        trajectories={(each.agent, each.draw, each.attempt): each for each in trajectories},
+        on_episodes=on_episodes,
+    )
+    scripted = {agent.name: agent for agent in (RandomAgent(), OracleAgent())}
     for row in record.rows:
-        resolved = [episode for episode in row.episodes if episode.outcome != "unresolved"]
-        for start in range(0, len(resolved), record.sessions):
-            batch = resolved[start : start + record.sessions]
-            faults += _replay(client, protocol, record.environment.version, row, batch)
-            on_episodes(len(batch))
-    return faults
+        if row.agent in scripted:
+            faults += replay.scripted(again, row, scripted[row.agent])
+        else:
+            faults += replay.recorded(again, row)
+        if row.agent in agents:
+            drawn = replay.drawn(row, sample.episodes, sample.seed)
+            faults += replay.policy(again, row, agents[row.agent], drawn)
+    return list(dict.fromkeys(faults))
+
+
+def episodes_to_play(record: Record, policies: Sequence[Agent], sample: Sample) -> int:
+    """How many episodes `verify` tells of. Raises RecordError as it does."""
+    agents = _policies_of_rows(record, policies)
+    return sum(
+        len(row.episodes) + (len(replay.drawn(row, sample.episodes, sample.seed)) if row.agent in agents else 0)
+        for row in record.rows
+    )
+
+
+def checked(record: Record, policies: Sequence[Agent], sample: Sample) -> list[str]:
+    """What was played again by a policy, in sentences."""
+    agents = _policies_of_rows(record, policies)
+    return [
+        f"{row.agent}: its policy chose again in {len(replay.drawn(row, sample.episodes, sample.seed))} of "
+        f"{len(row.episodes)} episodes, drawn with seed {sample.seed}"
+        for row in record.rows
+        if row.agent in agents
+    ]
+
+
+def unchecked(record: Record, policies: Sequence[Agent], *, trajectories: bool) -> list[str]:
+    """What `verify` has not checked, in sentences.
+
+    Args:
+        trajectories: they were compared.
+    """
+    agents = _policies_of_rows(record, policies)
+    said: list[str] = []
+    for row in record.rows:
+        if row.agent not in (RandomAgent.name, OracleAgent.name):
+            if row.agent not in agents:
+                folder = row.description.get("folder")
+                hint = f"; give the policy's folder with --policy (it was {folder})" if folder else ""
+                said.append(f"{row.agent}: who chose its actions, and its texts and tokens{hint}")
+            elif failed := sum(episode.outcome == "agent_fault" for episode in row.episodes):
+                said.append(f"{row.agent}: whether the agent failed in {failed} episodes, which count as failures")
+        if unresolved := sum(episode.outcome == "unresolved" for episode in row.episodes):
+            said.append(f"{row.agent}: whether the server failed in {unresolved} episodes, which count as neither")
+    if not trajectories:
+        said.append(f"{TRAJECTORIES}: what was read and written in the episodes")
+    said.append("when, where and with which code the episodes were played first")
+    return said
+
+
+def _policies_of_rows(record: Record, policies: Sequence[Agent]) -> dict[str, Agent]:
+    """The policies by the names of the rows that were played with their weights."""
+    found: dict[str, Agent] = {}
+    for agent in policies:
+        weights = agent.description.get("sha256")
+        names = [row.agent for row in record.rows if weights and row.description.get("sha256") == weights]
+        if not names:
+            raise RecordError(
+                f"no row was played with the weights in {agent.description.get('folder', agent.name)} "
+                f"(SHA-256 {str(weights)[:16]}…); the record's are "
+                + (
+                    ", ".join(
+                        f"{r.agent}: {r.description['sha256'][:16]}…" for r in record.rows if "sha256" in r.description
+                    )
+                    or "none"
+                )
+            )
+        found |= dict.fromkeys(names, agent)
+    return found
 
 
 def verify_trajectories(path: Path, record: Record) -> list[str]:
@@ -80,16 +202,25 @@ def _wrong_trajectories(row: RowRecord, trajectories: Sequence[Trajectory]) -> I
     for episode, trajectory in zip(row.episodes, trajectories, strict=True):
         turns = trajectory.turns
         tokens = [turn.tokens for turn in turns if turn.tokens is not None]
-        told = {
+        by_turn = {
             "actions": (episode.actions, tuple(turn.actions for turn in turns)),
-            "rewards": (episode.rewards, tuple(turn.reward for turn in turns)),
+            "reward": (episode.rewards, tuple(turn.reward for turn in turns)),
+        }
+        for name, (here, there) in by_turn.items():
+            if (turn := first_difference(here, there)) is not None:
+                yield (
+                    f"{where(row, episode)}, turn {turn}: {name}: the record says {of_turn(here, turn)}, "
+                    f"{TRAJECTORIES} {of_turn(there, turn)}"
+                )
+        told = {
             "invalid_turns": (episode.invalid_turns, sum(not turn.action_valid for turn in turns)),
             "unparsed_turns": (episode.unparsed_turns, sum(not turn.valid_format for turn in turns)),
             "cut_off_turns": (episode.cut_off_turns, sum(turn.cut_off for turn in turns)),
             "tokens": (episode.tokens, sum(tokens) if tokens else None),
         }
-        if differing := [name for name, (here, there) in told.items() if here != there]:
-            yield f"{_where(row, episode)}: {', '.join(differing)}: not as {TRAJECTORIES} has them"
+        for name, (here, there) in told.items():
+            if here != there:
+                yield f"{where(row, episode)}: {name}: the record says {here}, {TRAJECTORIES} {there}"
 
 
 def _wrong_rows(record: Record, protocol: Protocol) -> Iterator[str]:
@@ -107,38 +238,85 @@ def _wrong_rows(record: Record, protocol: Protocol) -> Iterator[str]:
             yield f"{row.agent}: its description says kind {kind!r}, which an agent of that name is not"
         if row.decoding not in ("", *(() if scripted else (str(protocol.decoding), "greedy"))):
             yield f"{row.agent}: decoding {row.decoding!r} is not the protocol's"
+        if kind == "checkpoint" and not row.decoding:
+            yield f"{row.agent}: the record does not say how this checkpoint was decoded"
+        if row.unavailable and not scripted:
+            yield f"{row.agent}: the record says that it could not play ({row.unavailable}); of its kind none is kept"
 
 
-def _wrong_instances(record: Record, protocol: Protocol) -> Iterator[str]:
-    """Levels are the protocol's walk, and the worlds of the episodes played on them."""
-    instances = record.environment.instances
-    if len({instance.world_id for instance in instances}) < len(instances):
-        yield "two of the instances have the same world"
-    played = {episode.draw: episode for row in record.rows for episode in row.episodes}
-    for instance in instances:
-        where = f"instance of draw {instance.draw}"
-        if instance.level_seed != level_seed(protocol, record.environment.options_json, instance.draw):
-            yield f"{where}: its level_seed does not follow from the protocol's seed"
-        episode = played.get(instance.draw)
-        if episode is not None and instance.world_id != episode.world_id:
-            yield f"{where}: its world_id is not that of the episodes played on it"
+def _wrong_environment(record: Record, found: Selection) -> Iterator[str]:
+    """The levels are those of the protocol's walk, in its order, and all that was told of them and of it is so."""
+    told = record.environment
+    for name, here in (
+        ("split_epoch", found.split_epoch),
+        ("options_json", found.options_json),
+        ("limits", LimitsRecord.of(found.limits)),
+        ("draws", found.draws),
+    ):
+        if getattr(told, name) != here:
+            yield f"environment: {name}: the record says {shown(getattr(told, name))}, the server's is {shown(here)}"
+    walked = {instance.draw: instance for instance in found.instances}
+    for draw, count in Counter(instance.draw for instance in told.instances).items():
+        if count > 1:
+            yield f"instance of draw {draw}: the record has it {count} times"
+        if draw not in walked:
+            yield f"instance of draw {draw}: the record has it, but the protocol's walk over levels has not"
+    kept = [instance.draw for instance in told.instances]
+    for draw in walked.keys() - set(kept):
+        yield f"instance of draw {draw}: the protocol's walk over levels has it, but the record has not"
+    if sorted(kept) == sorted(walked) and kept != list(walked):
+        place = first_difference(kept, list(walked))
+        assert place is not None
+        yield f"instance {place}: the record has draw {kept[place]}, the protocol's walk {list(walked)[place]}"
+    for instance in told.instances:
+        if (true := walked.get(instance.draw)) is None:
+            continue
+        for name in ("level_seed", "instance_id", "world_id"):
+            said, here = getattr(instance, name), getattr(true, name)
+            if said != here:
+                yield f"instance of draw {instance.draw}: {name}: the record says {shown(said)}, found was {here!r}"
+        for name in ("floor", "ceiling"):
+            said, here = getattr(instance, name), getattr(true, name)
+            if (said is None) != (here is None) or (said is not None and not math.isclose(said, here, abs_tol=_SAME)):
+                yield f"instance of draw {instance.draw}: {name}: the record says {said}, the server's is {here}"
 
 
 def _wrong_seeds(record: Record, protocol: Protocol) -> Iterator[str]:
+    """Seeds follow from the protocol's, and episodes are on the record's levels."""
     name, secret = protocol.environment, protocol.secret
     known = {instance.draw: instance for instance in record.environment.instances}
     for row in record.rows:
         for episode in row.episodes:
-            expected = (
-                level_seed(protocol, record.environment.options_json, episode.draw),
-                seeds.noise_seed(secret, name, episode.draw, episode.attempt),
-                seeds.agent_seed(secret, name, episode.draw, episode.attempt),
-            )
-            if (episode.level_seed, episode.noise_seed, episode.agent_seed) != expected:
-                yield f"{_where(row, episode)}: its seeds do not follow from the protocol's seed"
+            expected = {
+                "level_seed": level_seed(protocol, record.environment.options_json, episode.draw),
+                "noise_seed": seeds.noise_seed(secret, name, episode.draw, episode.attempt),
+                "agent_seed": seeds.agent_seed(secret, name, episode.draw, episode.attempt),
+            }
+            for which, seed in expected.items():
+                if (said := getattr(episode, which)) != seed:
+                    yield f"{where(row, episode)}: {which}: the record says {said}, from the protocol's follows {seed}"
             instance = known.get(episode.draw)
             if instance is None or instance.instance_id != episode.instance_id:
-                yield f"{_where(row, episode)}: its instance is not one of the record's"
+                yield f"{where(row, episode)}: its instance {episode.instance_id} is not one of the record's"
+
+
+def _wrong_deals(record: Record) -> Iterator[str]:
+    """Every row was dealt every attempt once, in order: one that is left out would be one that was lost on purpose."""
+    attempts = range(record.protocol.attempts)
+    wanted = [(instance.draw, attempt) for instance in record.environment.instances for attempt in attempts]
+    for row in record.rows:
+        dealt = [(episode.draw, episode.attempt) for episode in row.episodes]
+        due = [] if row.unavailable else wanted
+        for (draw, attempt), count in (Counter(dealt) - Counter(due)).items():
+            yield f"{row.agent}, draw {draw}, attempt {attempt}: the record has this episode {count} times too often"
+        for draw, attempt in Counter(due) - Counter(dealt):
+            yield f"{row.agent}, draw {draw}, attempt {attempt}: the record lacks this episode"
+        if sorted(dealt) == sorted(due) and (place := first_difference(dealt, due)) is not None:
+            (draw, attempt), (next_draw, next_attempt) = dealt[place], due[place]
+            yield (
+                f"{row.agent}, draw {draw}, attempt {attempt}: it is episode {place} of the record, where draw "
+                f"{next_draw}, attempt {next_attempt} is due"
+            )
 
 
 def _wrong_statistics(record: Record) -> Iterator[str]:
@@ -146,12 +324,7 @@ def _wrong_statistics(record: Record) -> Iterator[str]:
     floor = summary.reference(instances, "floor", record.rows[0].episodes)
     ceiling = summary.reference(instances, "ceiling", record.rows[-1].episodes)
     for row in record.rows:
-        # Every row was dealt every attempt once; one that was left out would be one that was lost on purpose.
-        dealt = [(episode.draw, episode.attempt) for episode in row.episodes]
-        wanted = [(i.draw, attempt) for i in instances for attempt in range(record.protocol.attempts)]
-        if dealt != (wanted if not row.unavailable else []):
-            yield f"{row.agent}: its episodes are not one for each instance and attempt"
-        elif (row.statistics is None) != (not row.episodes):
+        if (row.statistics is None) != (not row.episodes):
             yield f"{row.agent}: it has {len(row.episodes)} episodes {'and no' if row.episodes else 'but'} statistics"
         elif row.statistics is not None:
             samples = bool(row.decoding) and row.decoding != "greedy"
@@ -159,51 +332,3 @@ def _wrong_statistics(record: Record) -> Iterator[str]:
                 yield f"{row.agent}: its statistics are not those of its episodes"
     if summary.compare_agents(record.rows, greedy=record.protocol.greedy) != record.comparisons:
         yield "the comparisons are not those of the rows' episodes"
-
-
-def _replay(
-    client: Client, protocol: Protocol, version: str, row: RowRecord, batch: Sequence[EpisodeRecord]
-) -> Iterator[str]:
-    requests = [
-        request(protocol, level_seed=kept.level_seed, noise_seed=kept.noise_seed, version=version) for kept in batch
-    ]
-    episodes = client.reset_many(requests)
-    try:
-        rewards: list[list[float]] = [[] for _ in batch]
-        failed = {}
-        for turn in range(max((len(kept.actions) for kept in batch), default=0)):
-            playing = [
-                i
-                for i, kept in enumerate(batch)
-                if turn < len(kept.actions) and i not in failed and not episodes[i].done
-            ]
-            steps = [(episodes[i], batch[i].actions[turn]) for i in playing]
-            for i, outcome in zip(playing, client.step_many(steps, return_exceptions=True), strict=True):
-                if isinstance(outcome, TurngymError):
-                    failed[i] = outcome
-                else:
-                    rewards[i].append(outcome.reward)
-        for i, (kept, episode) in enumerate(zip(batch, episodes, strict=True)):
-            if i in failed:
-                yield f"{_where(row, kept)}: cannot be played again: {failed[i]}"
-            else:
-                yield from _differences(row, kept, episode, rewards[i])
-    finally:
-        client.close_many(episodes)
-
-
-def _differences(row: RowRecord, kept: EpisodeRecord, episode: Episode, rewards: Sequence[float]) -> Iterator[str]:
-    where = _where(row, kept)
-    if episode.instance_id != kept.instance_id or episode.world_id != kept.world_id:
-        yield f"{where}: the level is another one"
-    if episode.state.digest.hex() != kept.digest:
-        yield f"{where}: digest {episode.state.digest.hex()[:16]}…, but the record says {kept.digest[:16]}…"
-    if tuple(rewards) != kept.rewards:
-        yield f"{where}: rewards {list(rewards)}, but the record says {list(kept.rewards)}"
-    earned = bool(episode.state.success) and kept.outcome == "played"
-    if earned != kept.success:
-        yield f"{where}: success {earned}, but the record says {kept.success}"
-
-
-def _where(row: RowRecord, episode: EpisodeRecord) -> str:
-    return f"{row.agent}, draw {episode.draw}, attempt {episode.attempt}"

@@ -2,17 +2,21 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sysconfig
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from turngym_client import connect
+from turngym_leaderboard import record as records
 from turngym_leaderboard import tables
 from turngym_leaderboard.agents import AgentUnavailable
 from turngym_leaderboard.agents.checkpoint import CheckpointAgent
+from turngym_leaderboard.cli import app
 from turngym_leaderboard.evaluation import evaluate
 from turngym_leaderboard.protocol import REFERENCE, Decoding, select_instances
 from turngym_leaderboard.runner import play
@@ -80,6 +84,43 @@ def test_a_checkpoint_reads_and_writes_as_its_run_did(client, checkpoint):
     [line] = tables.agent_lines(record)
     assert line.startswith(f"tiny: reads the last turn, instructions short, writes at most {TOKENS} tokens a turn; ")
     assert verify(client, record) == []
+
+
+def test_a_checkpoint_at_hand_chooses_again(client, server, checkpoint, tmp_path):
+    evaluation = evaluate(client, SMALL, [CheckpointAgent(checkpoint, name="tiny")], also_greedy=True)
+    folder = records.save(evaluation.record, evaluation.trajectories, tmp_path)
+    asked = ("verify", str(folder), "--server", server)
+    without = CliRunner().invoke(app, asked)
+    assert without.exit_code == 0, without.output
+    folder_told = f"(it was {checkpoint.resolve()})"
+    assert "not checked: tiny: who chose its actions, and its texts and tokens; give the policy" in without.stdout
+    assert folder_told in without.stdout
+    chosen = CliRunner().invoke(app, (*asked, "--policy", str(checkpoint), "--sample", "3"))
+    assert chosen.exit_code == 0, chosen.output
+    for name in ("tiny", "tiny (greedy)"):
+        assert re.search(
+            rf"^{re.escape(name)}: its policy chose again in 3 of 6 episodes, drawn with seed \d+$", chosen.stdout, re.M
+        )
+    assert "who chose" not in chosen.stdout
+    stranger = load_policy("tiny")
+    with torch.no_grad():
+        next(stranger.model.parameters()).add_(0.5)
+    stranger.save(tmp_path / "other")
+    other = CliRunner().invoke(app, (*asked, "--policy", str(tmp_path / "other")))
+    assert other.exit_code == 2
+    assert "no row was played with the weights in" in other.stderr
+
+    [first, *others] = [t for t in evaluation.trajectories if t.agent == "tiny"]
+    written = first.turns[0].model_copy(update={"text": "<think>I was never here</think>"})
+    forged = first.model_copy(update={"turns": (written, *first.turns[1:])})
+    rest = [t for t in evaluation.trajectories if t.agent != "tiny"]
+    folder = records.save(evaluation.record, [forged, *others, *rest], tmp_path / "forged")
+    refused = CliRunner().invoke(
+        app, ("verify", str(folder), "--server", server, "--policy", str(checkpoint), "--sample-seed", "5")
+    )
+    assert refused.exit_code == 1
+    assert "tiny, draw 0, attempt 0, turn 0: text: trajectories.jsonl says '<think>I was never" in refused.stdout
+    assert "tiny: its policy chose again in 6 of 6 episodes, drawn with seed 5" in refused.stdout
 
 
 def test_sampling_is_a_function_of_the_seats_seed(client, checkpoint):

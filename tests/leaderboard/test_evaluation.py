@@ -19,7 +19,7 @@ from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
 from turngym_leaderboard.evaluation import CannotEvaluate, evaluate
 from turngym_leaderboard.protocol import REFERENCE, Decoding, Protocol, select_instances
 from turngym_leaderboard.runner import play
-from turngym_leaderboard.verify import verify, verify_trajectories
+from turngym_leaderboard.verify import verify
 
 SMALL = dataclasses.replace(REFERENCE, instances=24)
 
@@ -188,8 +188,6 @@ def test_a_level_file_is_played_from_its_first_level_to_its_last(tmp_path):
             evaluate(client, SMALL, [])
         record = evaluate(client, protocol, []).record
         assert verify(client, record) == []
-        moved = tampered(record, level_seed=1)
-        assert any("seeds" in fault for fault in verify(client, moved))
     assert [instance.level_seed for instance in record.environment.instances] == [0, 1]
     assert all(episode.success for episode in record.row("oracle").episodes)
     assert "each level's own limits" in tables.protocol_line(record)
@@ -333,122 +331,6 @@ def test_a_folder_without_a_record_is_an_error(tmp_path):
     (tmp_path / records.RECORD).write_text('{"schema_version": 2}')
     with pytest.raises(records.RecordError, match="schema"):
         records.load(tmp_path)
-
-
-def test_a_true_record_stands(client, evaluation):
-    counted: list[int] = []
-    assert verify(client, evaluation.record, on_episodes=counted.append) == []
-    assert sum(counted) == 4 * 24
-
-
-def tampered(record: records.Record, **changes) -> records.Record:
-    """The record with its second row's first episode changed."""
-    row = record.rows[1]
-    episode = row.episodes[0].model_copy(update=changes)
-    row = row.model_copy(update={"episodes": (episode, *row.episodes[1:])})
-    return record.model_copy(update={"rows": (record.rows[0], row, *record.rows[2:])})
-
-
-@pytest.mark.parametrize(
-    ("change", "found"),
-    [
-        ({"digest": "00" * 32}, "digest"),
-        ({"actions": (("Down",),)}, "digest"),
-        ({"rewards": (10.0,)}, "rewards"),
-        ({"agent_seed": 1}, "seeds"),
-        ({"noise_seed": 1}, "seeds"),
-        ({"instance_id": "00" * 16}, "instance"),
-        ({"outcome": "unresolved", "success": None}, "statistics"),
-    ],
-)
-def test_a_record_that_was_tampered_with_does_not_stand(client, evaluation, change, found):
-    faults = verify(client, tampered(evaluation.record, **change))
-    assert any(found in fault for fault in faults), faults
-
-
-def test_a_success_that_was_not_earned_does_not_stand(client, evaluation):
-    failed = next(e for e in evaluation.record.rows[1].episodes if not e.success)
-    row = evaluation.record.rows[1]
-    episodes = tuple(e.model_copy(update={"success": True}) if e is failed else e for e in row.episodes)
-    record = evaluation.record.model_copy(
-        update={"rows": (evaluation.record.rows[0], row.model_copy(update={"episodes": episodes}))}
-    )
-    assert any("success False, but the record says True" in fault for fault in verify(client, record))
-
-
-def test_a_record_that_lost_an_episode_does_not_stand(client, evaluation):
-    row = evaluation.record.rows[1]
-    record = evaluation.record.model_copy(
-        update={"rows": (evaluation.record.rows[0], row.model_copy(update={"episodes": row.episodes[1:]}))}
-    )
-    assert any("one for each instance and attempt" in fault for fault in verify(client, record))
-
-
-def row_changed(index: int, **changes):
-    def change(record: records.Record) -> records.Record:
-        rows = list(record.rows)
-        rows[index] = rows[index].model_copy(update=changes)
-        return record.model_copy(update={"rows": tuple(rows)})
-
-    return change
-
-
-def instance_changed(**changes):
-    def change(record: records.Record) -> records.Record:
-        first, *others = record.environment.instances
-        instances = (first.model_copy(update=changes), *others)
-        return record.model_copy(update={"environment": record.environment.model_copy(update={"instances": instances})})
-
-    return change
-
-
-def row_removed(record: records.Record) -> records.Record:
-    return record.model_copy(update={"rows": (record.rows[0], *record.rows[2:])})
-
-
-def comparison_changed(record: records.Record) -> records.Record:
-    [comparison] = record.comparisons
-    return record.model_copy(update={"comparisons": (comparison.model_copy(update={"p_value": 1e-9}),)})
-
-
-@pytest.mark.parametrize(
-    ("change", "found"),
-    [
-        (row_changed(0, agent="mine"), "the first row is 'mine', but every record's is 'random'"),
-        (row_changed(-1, agent="mine", description={"kind": "checkpoint"}), "the last row is 'mine'"),
-        (row_changed(0, description={"kind": "checkpoint"}), "random: its description says kind 'checkpoint'"),
-        (row_changed(-1, description={"kind": "checkpoint"}), "oracle: its description says kind 'checkpoint'"),
-        (row_changed(1, description={"kind": "scripted"}), "up: its description says kind 'scripted'"),
-        (row_changed(1, agent="around"), "2 rows are called 'around'"),
-        (row_changed(1, decoding="T = 7"), "up: decoding 'T = 7'"),
-        (row_changed(1, statistics=None), "up: it has 24 episodes and no statistics"),
-        (instance_changed(level_seed=5), "instance of draw 0: its level_seed"),
-        (instance_changed(world_id="00" * 16), "instance of draw 0: its world_id"),
-        (comparison_changed, "the comparisons are not those"),
-        (row_removed, "the comparisons are not those"),
-    ],
-)
-def test_each_tampering_with_what_was_played_is_named(client, evaluation, change, found, monkeypatch):
-    monkeypatch.setattr("turngym_leaderboard.verify._replay", lambda *arguments: ())
-    faults = verify(client, change(evaluation.record))
-    assert any(fault.startswith(found) for fault in faults), faults
-
-
-@pytest.mark.parametrize(
-    ("change", "found"),
-    [
-        (row_changed(1, agent="mine"), "mine: trajectories.jsonl holds no episode of an agent of that name"),
-        (row_removed, "trajectories.jsonl holds 24 episodes of 'up', but the record has no row of that name"),
-        (lambda record: tampered(record, tokens=1), "up, draw 0, attempt 0: tokens: not as trajectories.jsonl"),
-        (lambda record: tampered(record, attempt=1), "up: its 24 episodes are not the 24"),
-    ],
-)
-def test_rows_are_held_against_the_trajectories(evaluation, tmp_path, change, found):
-    folder = records.save(evaluation.record, evaluation.trajectories, tmp_path)
-    record = records.load(folder)
-    assert verify_trajectories(folder, record) == verify_trajectories(folder / records.RECORD, record) == []
-    faults = verify_trajectories(folder, change(record))
-    assert any(fault.startswith(found) for fault in faults), faults
 
 
 @pytest.mark.parametrize("width", [40, 80])
