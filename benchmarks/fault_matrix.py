@@ -89,6 +89,10 @@ MOST_TRIES: Final = 3
 """Runs of one fault, as long as all that is wrong is that it came too late."""
 
 
+class StrikeTooLate(Exception):
+    """What was to be struck is over. Says what is missing."""
+
+
 class Scene:
     """One run: a server, a proxy where one is wanted, the players, and what they write."""
 
@@ -176,7 +180,7 @@ class Scene:
         for note in reversed(self.notes):
             if note.mark in marks and (worker := self._worker(note.process)):
                 return worker
-        raise RuntimeError(f"no worker has an episode of {environment}")
+        raise StrikeTooLate(f"no worker has an episode of {environment}")
 
     def _worker(self, process: int) -> int:
         """The worker that a process is or belongs to; 0: it is gone."""
@@ -277,6 +281,7 @@ def kill_instance(scene: Scene, environment: str) -> None:
                 scene.killed[note.mark] += 1
                 return
         time.sleep(POLL_SECONDS)
+    raise StrikeTooLate("every episode is over")
 
 
 def kill_player(scene: Scene, environment: str) -> None:
@@ -287,6 +292,7 @@ def kill_player(scene: Scene, environment: str) -> None:
         if marks & {mark_of(seed) for seed in seeds}:
             scene.restart_player(number)
             return
+    raise StrikeTooLate(f"no player has an episode of {environment}")
 
 
 def stop_players(scene: Scene, environment: str) -> None:
@@ -446,8 +452,9 @@ def play(fault: Fault, moments: Sequence[Moment], episodes: int, folder: Path) -
     with contextlib.closing(Scene(folder, fault, episodes)) as scene:
         for moment in moments:
             if fault.strike and _is_time(scene, moment, ends):
-                fault.strike(scene, moment.environment)
-                struck[moment.environment] += 1
+                with contextlib.suppress(StrikeTooLate):
+                    fault.strike(scene, moment.environment)
+                    struck[moment.environment] += 1
         while not scene.over() and not late:
             time.sleep(0.05)
             if time.monotonic() > ends:
