@@ -7,6 +7,7 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -140,6 +141,40 @@ def test_a_model_from_elsewhere_reads_everything(tmp_path):
     assert (told["context"], told["instructions"], told["max_response_tokens"]) == ("all turns", "environment", "256")
     assert "iteration" not in told
     assert len(told["sha256"]) == 64
+
+
+class Forgetful(CheckpointAgent):
+    """Reads every prompt whole."""
+
+    def start(self, seats, decoding):
+        super().start(seats, decoding)
+        self._memory = None
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_what_was_read_in_earlier_turns_is_not_read_again_and_changes_nothing_but_rounding(
+    client, tmp_path, monkeypatch, greedy
+):
+    monkeypatch.setattr("turngym_leaderboard.agents.checkpoint.FOREIGN_TOKENS", TOKENS)
+    load_policy("tiny").save(tmp_path)
+    protocol = dataclasses.replace(SMALL, decoding=Decoding(greedy=greedy))
+    selection = select_instances(client, protocol)
+    played, logprobs, read = [], [], []
+    for kind in (CheckpointAgent, Forgetful):
+        agent = kind(tmp_path, name="elsewhere")
+        widths: list[int] = []
+        agent._policy.model.get_input_embeddings().register_forward_pre_hook(
+            lambda module, arguments, widths=widths: widths.append(arguments[0].numel())
+        )
+        played.append(play(client, protocol, selection, agent))
+        logprobs.append([row.logprobs for c in agent._conversations for row in c.rows()])
+        read.append(sum(widths))
+    kept, whole = played
+    assert kept == whole
+    assert max(len(each.turns) for each in kept) > 1
+    for one, other in zip(*logprobs, strict=True):
+        np.testing.assert_allclose(one, other, atol=5e-5)
+    assert read[0] < 0.7 * read[1]
 
 
 def test_a_policy_that_is_not_finite_fails_by_its_own_fault(client, tmp_path):

@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 from turngym_client import parse_answer
 from turngym_leaderboard.agents import AgentFault, AgentUnavailable, Reply, Seat, View
 from turngym_leaderboard.protocol import Decoding
+from turngym_trainer.cache import Memory
 from turngym_trainer.checkpoint import CheckpointError, State, read_state
 from turngym_trainer.config import Config
 from turngym_trainer.context import Context, Conversation, system_message
@@ -69,6 +70,8 @@ class CheckpointAgent:
         except (ValueError, OSError, RuntimeError) as error:
             raise AgentUnavailable(f"{folder} cannot be loaded as an agent: {error}") from error
         self._context = context_of(config) if config else Context()
+        # With fewer turns of context a prompt does not begin with what was read before.
+        self._keeps = self._context.turns == 0 and (config is None or config.rollout.keep_cache)
         self._max_tokens = config.rollout.max_response_tokens if config else FOREIGN_TOKENS
         self._description = {
             "kind": "checkpoint",
@@ -92,6 +95,7 @@ class CheckpointAgent:
     def start(self, seats: Sequence[Seat], decoding: Decoding) -> None:
         self._seats = tuple(seats)
         self._decoding = decoding
+        self._memory = Memory() if self._keeps else None
         chats: dict[str, ChatFormat] = {}
         self._conversations: list[Conversation] = []
         for seat in seats:
@@ -117,6 +121,8 @@ class CheckpointAgent:
                 None if self._decoding.greedy or not fitting else np.stack([self._uniforms(views[k]) for k in fitting]),
                 max_new_tokens=self._max_tokens,
                 temperature=self._decoding.temperature,
+                memory=self._memory,
+                names=[views[k].seat for k in fitting],
             )
         except RuntimeError as error:
             # Torch's name for all that a model can do wrong: out of memory, probabilities that are not finite, a size.
