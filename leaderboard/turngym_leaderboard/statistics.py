@@ -91,7 +91,8 @@ def success(outcomes: Sequence[Sequence[bool]], confidence: float = 0.95) -> Suc
     """Success rate with an interval clustered by instance.
 
     p̂ = mean of the instances' means, v = s²(means)/I, n_eff = clip(p̂(1 − p̂)/v, I, I·m), or I when v = 0. Wilson's
-    interval of p̂·n_eff successes in n_eff; Clopper–Pearson's below 256 instances or when p̂ is outside [0.02, 0.98].
+    interval of p̂·n_eff successes in n_eff, stretched to Clopper–Pearson's end where that lies outside [0.02, 0.98];
+    Clopper–Pearson's below 256 instances or when p̂ is outside [0.02, 0.98].
 
     Args:
         outcomes: one sequence of attempts for each instance.
@@ -104,13 +105,23 @@ def success(outcomes: Sequence[Sequence[bool]], confidence: float = 0.95) -> Suc
     rate = float(means.mean())
     n = effective_n(means, episodes)
     exact = instances < EXACT_BELOW or not EXACT_OUTSIDE[0] <= rate <= EXACT_OUTSIDE[1]
+    interval = clopper_pearson(rate * n, n, confidence)
     return Success(
         rate=rate,
-        interval=(clopper_pearson if exact else wilson)(rate * n, n, confidence),
+        interval=interval if exact else _stretched(wilson(rate * n, n, confidence), interval),
         instances=instances,
         episodes=episodes,
         effective_n=n,
         method="clopper-pearson" if exact else "wilson",
+    )
+
+
+def _stretched(score: Interval, exact: Interval) -> Interval:
+    """Wilson's interval, which leaves out extreme rates too often, with what the exact one has of them."""
+    low, high = EXACT_OUTSIDE
+    return Interval(
+        min(score.low, exact.low) if exact.low < low else score.low,
+        max(score.high, exact.high) if exact.high > high else score.high,
     )
 
 

@@ -233,6 +233,15 @@ def test_small_success_interval_never_covers_less_than_it_promises():
         assert covered >= 0.95
 
 
+@pytest.mark.parametrize("instances", [256, 300])
+def test_success_interval_covers_extreme_rates_as_well(instances):
+    intervals = [st.success([[i < k] for i in range(instances)]).interval for k in range(instances + 1)]
+    for rate in np.arange(0.0005, 0.02, 0.0002):
+        for p in (rate, 1 - rate):
+            chances = stats.binom.pmf(np.arange(instances + 1), instances, p)
+            assert sum(c for c, i in zip(chances, intervals, strict=True) if i.low <= p <= i.high) >= 0.95
+
+
 def test_normalised_and_paired_intervals_cover_what_they_promise():
     generator = np.random.default_rng(12)
     ratio = paired = 0
