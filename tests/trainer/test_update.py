@@ -5,59 +5,20 @@ import copy
 import numpy as np
 import pytest
 import torch
+from drawn_lessons import TURN, V, everyone, lesson_of, random_batch
 
 from turngym_trainer.batch import lay_out
 from turngym_trainer.logprobs import Scorer, micro_batches
 from turngym_trainer.policy import load_policy
 from turngym_trainer.seeds import Place
 from turngym_trainer.settings import load_config
-from turngym_trainer.trajectory import Row, Trajectory, TurnRecord
-from turngym_trainer.update import Learner, Lesson
-
-TURN = TurnRecord("", "", "", ("a",), 0.0, True, True, 1)
-V = 100  # Ids that are used, of the tiny policy's vocabulary.
-
-
-def random_batch(rng, B=7):
-    """Episodes of 1 to 3 rows of unequal lengths; the second turn of a row of two begins after an observation."""
-
-    def row(turns):
-        pieces = [np.full(rng.integers(2, 9), -1)]
-        for turn in turns:
-            pieces += [np.full(rng.integers(1, 6), turn), np.full(rng.integers(1, 4), -1)]
-        turn = np.concatenate(pieces)
-        logprobs = np.where(turn >= 0, -4.6, 0).astype(np.float32)
-        return Row(rng.integers(0, V, len(turn)), turn >= 0, turn, logprobs)
-
-    episodes = []
-    for index in range(B):
-        rows = ([row([0, 1])], [row([0]), row([1]), row([2])], [row([0])])[index % 3]
-        turns = 1 + max(int(r.turn.max()) for r in rows)
-        episodes.append(
-            Trajectory("e", index // 2, index % 2, 0, 0, "", None, True, False, "", tuple(rows), (TURN,) * turns)
-        )
-    return lay_out(episodes)
+from turngym_trainer.trajectory import Row, Trajectory
+from turngym_trainer.update import Learner
 
 
 def make(settings=(), *, with_critic=True, reference=None):
     config = load_config(settings=["rollout.temperature=0.7", "environment.reward_range=10.0", *settings])
     return Learner(load_policy("tiny"), config, length_limit=60, with_critic=with_critic, reference=reference)
-
-
-def lesson_of(learner, batch, rng, **changes):
-    N = len(batch.logprobs)
-    values = {
-        "batch": batch,
-        "old_logprobs": learner.logprobs(batch) + rng.normal(0, 0.3, N).astype(np.float32),
-        "advantages": rng.normal(size=N),
-        "values": rng.normal(size=N) * 5,
-        "targets": rng.normal(size=N) * 5,
-    }
-    return Lesson(**{**values, **changes})
-
-
-def everyone(batch):
-    return np.arange(len(batch.lengths))
 
 
 def nobody():

@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import cast
@@ -24,6 +24,7 @@ from torch import Tensor
 import turngym
 from turngym_client import EnvironmentInfo
 from turngym_trainer.held import Held, save_held
+from turngym_trainer.sharded import like, whole
 from turngym_trainer.update import Learner
 
 _PREFIX = "iteration-"
@@ -103,22 +104,52 @@ def save_checkpoint(
 ) -> Path:
     """Writes a checkpoint under `folder` and removes all but the newest `keep`.
 
+    Of several processes all call it, and the first one writes; files are the same for any number of them.
+
     Returns:
         The checkpoint's folder.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"{_PREFIX}{progress.iteration:06d}"
     aside = folder / f".writing-{progress.iteration:06d}"
-    shutil.rmtree(aside, ignore_errors=True)
     training = aside / TRAINING
+    if learner.group.first:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
     learner.save_policy(aside)
-    training.mkdir()
+    for name, tensors in _learner_tensors(learner):
+        if learner.group.first:
+            training.mkdir(exist_ok=True)
+            save_file(tensors, training / name)
+    if learner.group.first:
+        _finish(aside, final, progress, environments, config, held)
+        for old in checkpoints(folder)[:-keep]:
+            _remove(old)
+    learner.group.exchange(None)  # None of the others looks for it before it is there.
+    return final
+
+
+def _learner_tensors(learner: Learner) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """What is kept of a learner beside its policy, file by file; empty but in the first process."""
+    keep = learner.group.first
     with learner.float32_weights():
         if learner.adapters is not None:
-            save_file(_contiguous(learner.adapters.tensors()), training / ADAPTERS)
+            yield ADAPTERS, whole(learner.adapters.tensors(), keep=keep)
         if learner.critic is not None:
-            save_file(_contiguous(learner.critic.state_dict()), training / "critic.safetensors")
+            yield "critic.safetensors", whole(learner.critic.state_dict(), keep=keep)
     for name, optimiser in learner.optimisers.items():
-        save_file(_optimiser_tensors(optimiser), training / f"{name}_optimiser.safetensors")
+        yield f"{name}_optimiser.safetensors", whole(_optimiser_tensors(optimiser), keep=keep)
+
+
+def _finish(
+    aside: Path,
+    final: Path,
+    progress: Progress,
+    environments: Sequence[EnvironmentIdentity],
+    config: dict[str, object],
+    held: Held | None,
+) -> None:
+    """Writes what is no tensor of the learner's, forces all to disk and gives the checkpoint its name."""
+    training = aside / TRAINING
     if held is not None:
         save_held(training, held)
     state = {
@@ -132,13 +163,9 @@ def save_checkpoint(
     (training / "state.json").write_text(_as_json(state), encoding="utf-8")
     for path in [*aside.rglob("*"), aside]:
         _force(path)
-    final = folder / f"{_PREFIX}{progress.iteration:06d}"
     _remove(final)
     aside.rename(final)
-    _force(folder)
-    for old in checkpoints(folder)[:-keep]:
-        _remove(old)
-    return final
+    _force(final.parent)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -229,7 +256,9 @@ def load_learner(checkpoint: Path, learner: Learner) -> None:
             learner.adapters.load(load_file(training / ADAPTERS))
     if learner.critic is not None:
         with learner.float32_weights():
-            learner.critic.load_state_dict(load_file(training / "critic.safetensors"))
+            state = learner.critic.state_dict()
+            read = load_file(training / "critic.safetensors")
+            learner.critic.load_state_dict({name: like(tensor, state[name]) for name, tensor in read.items()})
     for name, optimiser in learner.optimisers.items():
         _restore_optimiser(optimiser, load_file(training / f"{name}_optimiser.safetensors"))
 
@@ -256,20 +285,19 @@ def _as_json(state: Mapping[str, object]) -> str:
 def _optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     """State of each parameter under `index.name`; rates and the like are settings and come from there."""
     states = cast(dict[int, dict[str, Tensor]], optimiser.state_dict()["state"])
-    return {f"{index}.{name}": tensor.contiguous() for index, of in states.items() for name, tensor in of.items()}
+    return {f"{index}.{name}": tensor for index, of in states.items() for name, tensor in of.items()}
 
 
 def _restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    parameters = [parameter for group in optimiser.param_groups for parameter in cast(list[Tensor], group["params"])]
     states: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         index, name = key.split(".", 1)
         # A copy: what was read lies at whatever address it has in the file.
-        states.setdefault(int(index), {})[name] = tensor.clone()
+        copied = tensor.clone()
+        of_each_weight = tensor.shape == parameters[int(index)].shape
+        states.setdefault(int(index), {})[name] = like(copied, parameters[int(index)]) if of_each_weight else copied
     optimiser.load_state_dict({"state": states, "param_groups": optimiser.state_dict()["param_groups"]})
-
-
-def _contiguous(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.contiguous() for name, tensor in state.items()}
 
 
 def _force(path: Path) -> None:

@@ -4,6 +4,7 @@ Every setting is `--set section.key=value`.
 """
 
 import json
+import logging
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from turngym.command import run_command
 from turngym_client import Split, TurngymError
 from turngym_trainer.checkpoint import TRAINING, CheckpointError, read_state
 from turngym_trainer.compare import HEADINGS, compare, write_comparison
+from turngym_trainer.distributed import LostPeerError, PeerError, is_first_process
 from turngym_trainer.evaluate import Evaluation, choose_levels, evaluate, pooled
 from turngym_trainer.grade import RunError
 from turngym_trainer.metrics import Number
@@ -52,7 +54,10 @@ ResumeOption = Annotated[Path | None, typer.Option("--resume", help="Folder of a
 def train_command(
     preset: PresetOption = None, config: FileOption = None, set_: SetOption = None, resume: ResumeOption = None
 ) -> None:
-    """Trains a policy against a running environment server."""
+    """Trains a policy against a running environment server. In several processes under `torchrun`."""
+    if not is_first_process():
+        console.quiet = True
+        logging.getLogger("turngym_trainer").setLevel(logging.ERROR)
     if resume is not None and (preset or config):
         _fail("--resume takes its settings from the run's folder; only --set may go with it")
     try:
@@ -81,7 +86,9 @@ def train_command(
             finally:
                 if went_on:
                     _report(folder)
-    except (ConfigError, PolicyError, RunError, CheckpointError, TurngymError, OSError) as error:
+    except PeerError as error:  # The other one has said it.
+        raise typer.Exit(2) from error
+    except (LostPeerError, ConfigError, PolicyError, RunError, CheckpointError, TurngymError, OSError) as error:
         _fail(str(error))
     console.print(f"Last checkpoint: {last}\nMetrics: {folder / 'metrics.jsonl'}", highlight=False)
 

@@ -5,12 +5,9 @@ of returns, so that rates and clips mean the same in every environment; outside,
 """
 
 import copy
-from collections.abc import Iterable
 from typing import cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -44,6 +41,10 @@ class Critic(nn.Module):
         """Weights of a trunk of its own; a shared one's are the policy's."""
         return list(self.trunk.parameters()) if self.own_trunk else []
 
+    def forward(self, part: MicroBatch) -> Tensor:
+        """Values of a micro-batch's action tokens divided by the reward range, float32 [K]."""
+        return self.scaled_values(self.hidden(part)).clone()  # FSDP warns of views.
+
     def hidden(self, part: MicroBatch) -> Tensor:
         """Hidden states at the positions before the action tokens, [K, H]."""
         trunk = self.trunk if self.own_trunk else self._policy_trunk[0]
@@ -52,11 +53,3 @@ class Critic(nn.Module):
     def scaled_values(self, hidden: Tensor) -> Tensor:
         """Values divided by the reward range, float32 [K]."""
         return cast(Tensor, self.head(hidden.float())).squeeze(-1)
-
-    @torch.no_grad()
-    def values(self, parts: Iterable[MicroBatch], count: int) -> NDArray[np.float64]:
-        """V of the action tokens of some micro-batches, in the environment's units, [N]; `count` is N."""
-        values = np.zeros(count, dtype=np.float64)
-        for part in parts:
-            values[part.tokens] = self.scaled_values(self.hidden(part)).cpu().numpy()
-        return values * self.reward_range

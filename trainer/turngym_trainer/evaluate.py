@@ -13,6 +13,7 @@ from turngym_client import Client, EpisodeRequest, Limits, Split
 from turngym_trainer import seeds
 from turngym_trainer.config import Config, EnvironmentConfig
 from turngym_trainer.context import Context
+from turngym_trainer.distributed import ALONE, Group
 from turngym_trainer.policy import Policy
 from turngym_trainer.rollout import Planned, Sampling, collect
 
@@ -134,8 +135,9 @@ def evaluate(
     split: Split,
     greedy: bool,
     version: str = "",
+    group: Group = ALONE,
 ) -> Evaluation:
-    """Plays one episode on each level.
+    """Plays one episode on each level. `group`: processes that share them; each gets the whole result.
 
     Raises:
         RuntimeError: every episode was lost.
@@ -168,6 +170,7 @@ def evaluate(
         ),
         parts=config.rollout.parts,
         keep_cache=config.rollout.keep_cache,
+        group=group,
     )
     played = rollout.trajectories
     if not played:

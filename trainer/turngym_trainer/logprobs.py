@@ -52,9 +52,24 @@ class _Sequence:
     length: int
 
 
+class MicroBatches:
+    """A plan of micro-batches, each made when it is its turn. Made by `micro_batches`."""
+
+    def __init__(self, batch: Batch, plan: list[list[_Sequence]], device: torch.device) -> None:
+        self._batch = batch
+        self._plan = plan
+        self._device = device
+
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        return (_micro_batch(self._batch, sequences, self._device) for sequences in self._plan)
+
+
 def micro_batches(
     batch: Batch, rows: NDArray[np.int64], token_budget: int, device: torch.device, *, share_prompts: bool = False
-) -> Iterator[MicroBatch]:
+) -> MicroBatches:
     """Splits rows into micro-batches of at most `token_budget` padded tokens (at least one sequence each).
 
     Sequences of like length go together. The plan is a function of the rows' tokens and indices alone, so a run that is
@@ -62,11 +77,13 @@ def micro_batches(
     """
     sequences = _sequences(batch, rows, share_prompts=share_prompts)
     sequences.sort(key=lambda sequence: (sequence.length, sequence.rows[0]))
+    plan: list[list[_Sequence]] = []
     start = 0
     for stop in range(1, len(sequences) + 1):
         if stop == len(sequences) or (stop + 1 - start) * sequences[stop].length > token_budget:
-            yield _micro_batch(batch, sequences[start:stop], device)
+            plan.append(sequences[start:stop])
             start = stop
+    return MicroBatches(batch, plan, device)
 
 
 def _sequences(batch: Batch, rows: NDArray[np.int64], *, share_prompts: bool) -> list[_Sequence]:
@@ -173,7 +190,7 @@ class Scorer:
         apart = _run(self._trunk, torch.tensor([[0, 1, 2, 3], [0, 1, 4, 5]], device=device), None, None)
         return torch.allclose(together, apart[[0, 1, 2, 3, 6, 7]], rtol=1e-4, atol=1e-5)
 
-    def micro_batches(self, batch: Batch, rows: NDArray[np.int64], token_budget: int) -> Iterator[MicroBatch]:
+    def micro_batches(self, batch: Batch, rows: NDArray[np.int64], token_budget: int) -> MicroBatches:
         """Micro-batches on the model's device, with shared prompts where the model can."""
         return micro_batches(batch, rows, token_budget, self.model.device, share_prompts=self.shares_prompts)
 

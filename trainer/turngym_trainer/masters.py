@@ -50,6 +50,9 @@ class MasterWeights:
         for (copy, master), rounded in zip(self._pairs, self._rounded, strict=True):
             copy.data = rounded.copy_(master.detach())
 
+    def publish(self) -> None:
+        """The copies have been kept up to date; see `sharded` for weights that are not."""
+
     @contextlib.contextmanager
     def exposed(self) -> Generator[None]:
         """Within, the model holds the masters themselves, to be written or read; afterwards their copies again."""

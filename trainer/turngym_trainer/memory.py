@@ -8,7 +8,7 @@ freed: in small tensors on a CPU that may be half as much again. Knows nothing o
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Final, cast
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from turngym_trainer.advantage import ADVANTAGES
 from turngym_trainer.config import Config
 from turngym_trainer.logprobs import GROWTH
-from turngym_trainer.settings import ConfigError, config_tree, load_config
+from turngym_trainer.settings import ConfigError, check_processes, config_tree, load_config
 
 _MASTER: Final = 4
 _ADAM: Final = 8
@@ -119,8 +119,10 @@ def told(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
-def estimate(shape: Shape, config: Config, episode: Episode) -> Estimate:
-    """What a run takes, by part."""
+def estimate(shape: Shape, config: Config, episode: Episode, processes: int = 1) -> Estimate:
+    """What a run takes, by part; of several processes, what each of them takes (see `sharded`)."""
+    if processes > 1:
+        return _shared(shape, config, episode, processes)
     s = _bytes(config)
     rows = _Rows.of(config, episode)
     trained = adapters(shape, config.lora.rank) if config.lora.rank else shape.parameters
@@ -134,6 +136,25 @@ def estimate(shape: Shape, config: Config, episode: Episode) -> Estimate:
         gradients=held_weights(trained, s),
         activations=activations(shape, s, rows.tokens, rows.width, recomputed=config.policy.gradient_checkpointing),
         logits=_SCORED_LOGITS * shape.vocabulary * rows.actions,
+    )
+
+
+def _shared(shape: Shape, config: Config, episode: Episode, processes: int) -> Estimate:
+    """A process's part: of masters, gradients, moments and critic; of episodes. The policy that plays it has whole."""
+    rollout, validation = config.rollout, config.validation
+    share = config.model_copy(
+        update={
+            "rollout": rollout.model_copy(update={"groups": -(-rollout.groups // processes)}),
+            "validation": validation.model_copy(update={"episodes": -(-validation.episodes // processes)}),
+        }
+    )
+    alone, s = estimate(shape, share, episode), _bytes(config)
+    return replace(
+        alone,
+        weights=shape.parameters * s + _MASTER * shape.parameters // processes,
+        optimiser=alone.optimiser // processes,
+        critic=(_MASTER + _ADAM) * shape.trunk // processes if alone.critic else 0,
+        gradients=_MASTER * shape.parameters // processes,
     )
 
 
@@ -228,12 +249,14 @@ class _Rows:
         return _Rows(longest, width, tokens, min(tokens * together * taught // width, all_rows * taught))
 
 
-def refuse_what_does_not_fit(shape: Shape, config: Config, episode: Episode, available: int) -> None:
+def refuse_what_does_not_fit(
+    shape: Shape, config: Config, episode: Episode, available: int, processes: int = 1
+) -> None:
     """Raises ConfigError where a run would take more than `available` bytes; names settings with which it would not."""
-    found = estimate(shape, config, episode)
+    found = estimate(shape, config, episode, processes)
     if found.peak <= available:
         return
-    if fitting := savings(shape, config, episode, available):
+    if fitting := savings(shape, config, episode, available, processes):
         remedy = "it would fit with " + ", or with ".join(" and ".join(settings) for settings in fitting)
     else:
         remedy = "no settings of this policy would fit; take a smaller policy.model, or another machine"
@@ -243,7 +266,9 @@ def refuse_what_does_not_fit(shape: Shape, config: Config, episode: Episode, ava
     )
 
 
-def savings(shape: Shape, config: Config, episode: Episode, available: int) -> list[tuple[str, ...]]:
+def savings(
+    shape: Shape, config: Config, episode: Episode, available: int, processes: int = 1
+) -> list[tuple[str, ...]]:
     """Settings with which a run would fit in some bytes: each change that does alone, else the first that do together.
 
     Returns:
@@ -252,15 +277,15 @@ def savings(shape: Shape, config: Config, episode: Episode, available: int) -> l
 
     def fits(settings: tuple[str, ...]) -> bool:
         changed = load_config(base=config_tree(config), settings=settings)
-        return estimate(shape, changed, episode).peak <= available
+        return estimate(shape, changed, episode, processes).peak <= available
 
-    ladders = list(_offers(config))
+    ladders = list(_offers(config, processes))
     if alone := [next(filter(fits, ladder)) for ladder in ladders if fits(ladder[-1])]:
         return alone
     return [together for together in accumulate(ladder[-1] for ladder in ladders) if fits(together)][:1]
 
 
-def _offers(config: Config) -> Iterator[list[tuple[str, ...]]]:
+def _offers(config: Config, processes: int) -> Iterator[list[tuple[str, ...]]]:
     """Changes that save memory, those that leave a run's course alone first; each in steps, the smallest first.
 
     Steps that other settings forbid are left out.
@@ -281,7 +306,7 @@ def _offers(config: Config) -> Iterator[list[tuple[str, ...]]]:
     if config.kl.coefficient > 0.0:
         ladders.append([("kl.coefficient=0.0",)])
     for ladder in ladders:
-        if allowed := [settings for settings in ladder if _may_be_set(config, settings)]:
+        if allowed := [settings for settings in ladder if _may_be_set(config, settings, processes)]:
             yield allowed
 
 
@@ -290,9 +315,9 @@ def _halved(number: int, least: int) -> Iterator[int]:
         yield number
 
 
-def _may_be_set(config: Config, settings: tuple[str, ...]) -> bool:
+def _may_be_set(config: Config, settings: tuple[str, ...], processes: int) -> bool:
     try:
-        load_config(base=config_tree(config), settings=settings)
+        check_processes(load_config(base=config_tree(config), settings=settings), processes)
     except ConfigError:
         return False
     return True

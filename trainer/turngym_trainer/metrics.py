@@ -95,6 +95,23 @@ class RunLog:
         self._files[name].flush()
 
 
+class NoLog:
+    """What a process has in place of a `RunLog` when another one of its run writes."""
+
+    def write_metrics(self, iteration: int, metrics: Mapping[str, Number], clock: Mapping[str, float]) -> None:
+        """Writes nothing."""
+
+    def write_trajectories(self, iteration: int, graded: Iterable[tuple[Trajectory, float, bool]]) -> None:
+        """Writes nothing."""
+
+    def write_validation(self, iteration: int, levels: Iterable[LevelResult], environment: str = "") -> None:
+        """Writes nothing."""
+
+    def sizes(self) -> dict[str, int]:
+        """Nothing: the one that writes keeps them."""
+        return {}
+
+
 def read_metrics(folder: Path) -> list[dict[str, object]]:
     """The lines of a run's metrics.jsonl, a last one that was cut off in writing left out."""
     lines = (folder / METRICS).read_bytes().split(b"\n")[:-1]

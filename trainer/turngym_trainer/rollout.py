@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from turngym_client import Client, CloseReason, Episode, EpisodeRequest, Transition, TurngymError, parse_answer
 from turngym_trainer.cache import Memory
 from turngym_trainer.context import Context, Conversation, system_message
+from turngym_trainer.distributed import ALONE, Group
 from turngym_trainer.generate import Response, Uniforms, generate
 from turngym_trainer.policy import ChatFormat, Policy
 from turngym_trainer.trajectory import Trajectory, TurnRecord
@@ -94,6 +95,7 @@ def collect(
     uniforms: Uniforms,
     parts: int = 1,
     keep_cache: bool = True,
+    group: Group = ALONE,
 ) -> Rollout:
     """Plays every planned episode to its end.
 
@@ -108,13 +110,20 @@ def collect(
         keep_cache: where the policy reads the full history, run only what is new in a turn. The keys and values of
             each part (`cache` says what they cost) are then held until its last episode is over; else of one part at a
             time. With fewer turns of context every prompt is run whole.
+        group: the processes of the run; each plays its share of the plan, in so many parts, and gets what all played.
 
     Raises:
         TurngymError: what concerns the whole run and not an episode (an unknown environment, a bad option).
     """
     keeps = keep_cache and context.turns == 0
     player = _Player(policy, client, context, sampling, uniforms, keeps=keeps)
-    return player.play([list(part) for part in _split(plan, parts)])
+    own = plan[group.share(np.ones(len(plan), np.int64))]
+    played = group.exchange(player.play([list(part) for part in _split(own, parts)]))
+    return Rollout(
+        trajectories=tuple(trajectory for share in played for trajectory in share.trajectories),
+        lost=tuple(lost for share in played for lost in share.lost),
+        waiting_seconds=max(share.waiting_seconds for share in played),
+    )
 
 
 def _split(plan: Sequence[Planned], parts: int) -> list[Sequence[Planned]]:

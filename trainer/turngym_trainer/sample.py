@@ -4,12 +4,14 @@ Refilling is DAPO's dynamic sampling (arXiv 2503.14476, section 3.2), by rounds:
 wanting side by side. Knows nothing of updates.
 """
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from turngym_client import Client, EpisodeRequest, Split
 from turngym_trainer import seeds
 from turngym_trainer.config import Config
+from turngym_trainer.distributed import ALONE, Group
 from turngym_trainer.evaluate import context_of, environment_limits
 from turngym_trainer.grade import RunError, complete_groups, spread_of
 from turngym_trainer.mixture import allotted
@@ -70,6 +72,7 @@ def roll_out(
     sources: Sequence[Source],
     iterations: int = 1,
     judge: Judge | None = None,
+    group: Group = ALONE,
 ) -> Sample:
     """Plays P level seeds × N episodes, each with its own noise seed, and refills at most `rollout.refills` times.
 
@@ -83,7 +86,8 @@ def roll_out(
         place: the iteration's.
         sources: the run's environments; `mixture` says which groups are played in which.
         iterations: that learn from what is played; each has P groups of its own, numbered on.
-        judge: puts process rewards on what is played; None: there are none.
+        judge: puts process rewards on what is played; None: there are none. Of several processes the first one asks it.
+        group: processes that share the episodes; each gets all of them.
 
     Raises:
         RunError: every episode of the first round was lost.
@@ -105,7 +109,8 @@ def roll_out(
             client,
             config,
             round_place(place, rounds, config),
-            {group: sources[of[group]] for group in wanting},
+            {index: sources[of[index]] for index in wanting},
+            group,
         )
         if not rounds and not played.trajectories:
             raise RunError(
@@ -116,11 +121,11 @@ def roll_out(
         rounds += 1
         lost += played.lost
         waiting_seconds += played.waiting_seconds
-        judged = judge(played.trajectories) if judge else played.trajectories
+        judged = group.from_first(functools.partial(judge, played.trajectories)) if judge else played.trajectories
         groups, replaced = refill(groups, judged, config.rollout.group_size)
         dropped += replaced
         wanting = wanting_groups(groups, config, count)
-    trajectories = tuple(trajectory for group in sorted(groups) for trajectory in groups[group])
+    trajectories = tuple(trajectory for index in sorted(groups) for trajectory in groups[index])
     return Sample(trajectories, tuple(lost), dropped, rounds, refilled, waiting_seconds)
 
 
@@ -182,6 +187,7 @@ def _play(
     config: Config,
     place: Place,
     sources: Mapping[int, Source],
+    processes: Group,
 ) -> Rollout:
     """Plays all members of some groups, each in its environment."""
     return collect(
@@ -199,4 +205,5 @@ def _play(
         ),
         parts=config.rollout.parts,
         keep_cache=config.rollout.keep_cache,
+        group=processes,
     )

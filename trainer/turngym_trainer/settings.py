@@ -264,6 +264,29 @@ def _faults(config: Config) -> Iterator[str]:
         yield from _split_faults(alone)
 
 
+def check_processes(config: Config, processes: int) -> None:
+    """Refuses what several processes cannot do together.
+
+    Raises:
+        ConfigError: naming every fault.
+    """
+    if processes == 1:
+        return
+    with_critic = ADVANTAGES[config.advantage.kind].needs_critic
+    faults: list[str] = []
+    if config.lora.rank:
+        faults.append("lora.rank: LoRA trains in one process; set lora.rank=0, or start the run without torchrun")
+    if with_critic and config.critic.trunk == "shared":
+        faults.append(
+            "critic.trunk: of several processes each holds a part of actor and critic, which run apart; set "
+            "critic.trunk=own, or an advantage without critic (advantage.kind=grpo)"
+        )
+    if config.run.device.startswith("cuda:"):
+        faults.append(f"run.device: each of {processes} processes takes a GPU of its own; set run.device=cuda")
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
 def _split_faults(config: Config) -> Iterator[str]:
     if config.environment.split == "train" and config.validation.split == "all" and config.validation.every:
         yield (

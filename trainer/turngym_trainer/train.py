@@ -6,6 +6,7 @@ environment's, and validation plays distinct worlds of a split that training nev
 """
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from turngym_client import Client, EnvironmentInfo, Split
+from turngym_client import Client, EnvironmentInfo, Split, TurngymError
 from turngym_trainer.advantage import ADVANTAGES, Episodes, whiten
 from turngym_trainer.batch import lay_out
 from turngym_trainer.checkpoint import (
@@ -35,6 +36,7 @@ from turngym_trainer.checkpoint import (
 from turngym_trainer.collapse import write_report
 from turngym_trainer.config import Config
 from turngym_trainer.context import system_message
+from turngym_trainer.distributed import Group, joined, processes_here
 from turngym_trainer.evaluate import Evaluation, choose_levels, context_of, evaluate, pooled
 from turngym_trainer.facts import Facts, write_facts
 from turngym_trainer.grade import Graded, RunError, check_readable, complete_groups, grade
@@ -43,9 +45,9 @@ from turngym_trainer.held import Held, left_of_block, load_held
 from turngym_trainer.lora import import_peft
 from turngym_trainer.loss import kl_penalty
 from turngym_trainer.memory import Episode, Shape, estimate, refuse_what_does_not_fit, told
-from turngym_trainer.metrics import METRICS, Number, RunLog, read_metrics
+from turngym_trainer.metrics import METRICS, NoLog, Number, RunLog, read_metrics
 from turngym_trainer.mixture import environments
-from turngym_trainer.policy import Policy, load_policy
+from turngym_trainer.policy import Policy, PolicyError, load_policy
 from turngym_trainer.process import Judge, load_judge
 from turngym_trainer.recompute import layers_to_recompute
 from turngym_trainer.reward import lay_on_rows, shaping_signals
@@ -57,6 +59,7 @@ from turngym_trainer.seeds import Place
 from turngym_trainer.settings import (
     ConfigError,
     changed_keys,
+    check_processes,
     config_from_tree,
     config_tree,
     load_config,
@@ -93,6 +96,10 @@ MAY_CHANGE_ON_RESUME = frozenset(
     }
 )
 """Settings that no number of a run depends on, so that a resumed run may change them."""
+
+
+_TOLD = (RunError, PolicyError, ConfigError, CheckpointError, TurngymError, OSError)
+"""Errors that one of several processes may have alone, all raised outside of updates."""
 
 
 class _RolledBack(Exception):
@@ -134,6 +141,7 @@ class Run:
         arenas: the environments, one or those of the mixture.
         judge: puts process rewards on episodes; None: there are none.
         held: episodes for iterations to come; None: the next one plays its own.
+        group: the processes of the run.
     """
 
     config: Config
@@ -142,9 +150,10 @@ class Run:
     arenas: tuple[Arena, ...]
     learner: Learner
     progress: Progress
-    log: RunLog
+    log: RunLog | NoLog
     judge: Judge | None
     held: Held | None
+    group: Group
 
 
 def train(
@@ -174,21 +183,28 @@ def train(
             the policy's context, the run does not fit the memory that there is, or `reward.process` cannot be imported.
         CheckpointError: the newest checkpoint cannot be used, or not with this environment.
         TurngymError: the server cannot be used.
+        PeerError: this is one of several processes (see `distributed`), and another one has raised one of these.
+        LostPeerError: another one is gone.
 
-    Nothing is written before server, environment and policy have been found usable.
+    Nothing is written before server, environment and policy have been found usable. Of several processes only the first
+    one writes, and calls `observe` and `tell`.
     """
-    while True:
-        try:
-            return _train(config, resume=resume, observe=observe, tell=tell)
-        except _RolledBack as rolled:
-            _LOG.warning("%s", rolled)
-            resume = True  # From the checkpoint that is the newest now.
+    with joined(config.run.device, _TOLD) as group:
+        check_processes(config, group.size)
+        if not group.first:
+            observe, tell = (lambda metrics: None), (lambda line: None)
+        while True:
+            try:
+                return _train(config, group, resume=resume, observe=observe, tell=tell)
+            except _RolledBack as rolled:
+                _LOG.warning("%s", rolled)
+                resume = True  # From the checkpoint that is the newest now.
 
 
-def _train(config: Config, *, resume: bool, observe: Observer, tell: Callable[[str], None]) -> Path:
+def _train(config: Config, group: Group, *, resume: bool, observe: Observer, tell: Callable[[str], None]) -> Path:
     """`train`, up to the first rollback."""
-    with _open_run(config, resume=resume, tell=tell) as run:
-        if config.guard.on_alarm == "rollback" and not checkpoints(run.folder / CHECKPOINTS):
+    with _open_run(config, group, resume=resume, tell=tell) as run:
+        if config.guard.on_alarm == "rollback" and not group.from_first(lambda: checkpoints(run.folder / CHECKPOINTS)):
             _checkpoint(run)  # An alarm may go back to the beginning.
         while run.progress.iteration < config.run.iterations:
             iteration = run.progress.iteration + 1
@@ -268,6 +284,7 @@ def _collect(run: Run, place: Place) -> tuple[Held, Sample]:
         place,
         sources=sources,
         judge=run.judge,
+        group=run.group,
         iterations=left_of_block(place.iteration, config.rollout.reuse),
     )
     trajectories = sample.trajectories
@@ -370,13 +387,15 @@ def _template(run: Run, graded: Graded, iteration: int) -> dict[str, Number]:
     config = run.config.diagnostics
     if not _due(iteration, config.every, run.config):
         return {}
-    signs = template_signs(
-        run.learner.policy,
-        run.learner.scorer,
-        graded.trajectories,
-        prompts=config.prompts,
-        samples=config.samples,
-        token_budget=run.config.update.microbatch_tokens,
+    signs = run.group.from_first(
+        lambda: template_signs(
+            run.learner.policy,
+            run.learner.scorer,
+            graded.trajectories,
+            prompts=config.prompts,
+            samples=config.samples,
+            token_budget=run.config.update.microbatch_tokens,
+        )
     )
     return {} if signs is None else {f"template/{name}": value for name, value in asdict(signs).items()}
 
@@ -395,6 +414,7 @@ def validate(run: Run, iteration: int) -> dict[str, Number]:
             split=Split(config.split),
             greedy=config.greedy,
             version=arena.identity.version,
+            group=run.group,
         )
         results.append(result)
         run.log.write_validation(iteration, result.levels, arena.name if mixed else "")
@@ -445,14 +465,17 @@ def _act(run: Run, alarms: Sequence[Alarm], graded: Graded) -> None:
         RunError: the run stops here. _RolledBack: it goes on from an earlier checkpoint.
     """
     config, attempt = run.config.guard, run.progress.attempt
-    report = write_report(run.folder, alarms, attempt, read_metrics(run.folder), graded.trajectories, graded.rewards)
+    report = run.group.from_first(
+        lambda: write_report(run.folder, alarms, attempt, read_metrics(run.folder), graded.trajectories, graded.rewards)
+    )
     told = f"iteration {run.progress.iteration}: {'; '.join(alarm.told for alarm in alarms)} (see {report})"
     if config.on_alarm == "warn":
         _LOG.warning("%s", told)
         return
     if config.on_alarm == "rollback" and attempt < config.rollbacks:
         before = min(alarm.since for alarm in alarms)
-        if (sound := roll_back(run.folder / CHECKPOINTS, before, attempt + 1)) is not None:
+        sound = run.group.from_first(lambda: roll_back(run.folder / CHECKPOINTS, before, attempt + 1))
+        if sound is not None:
             raise _RolledBack(f"{told}; back to {sound.name}, rollback {attempt + 1} of {config.rollbacks}")
         told += f"; there is no checkpoint from before iteration {before} to go back to"
     raise RunError(
@@ -488,7 +511,7 @@ def _checkpoint(run: Run) -> None:
 
 
 @contextlib.contextmanager
-def _open_run(config: Config, *, resume: bool, tell: Callable[[str], None]) -> Generator[Run]:
+def _open_run(config: Config, group: Group, *, resume: bool, tell: Callable[[str], None]) -> Generator[Run]:
     """Everything that a run holds open, restored from its newest checkpoint where it is resumed."""
     folder = Path(config.run.folder)
     judge = load_judge(config.reward.process)
@@ -513,17 +536,25 @@ def _open_run(config: Config, *, resume: bool, tell: Callable[[str], None]) -> G
         for each, info, identity in zip(alone.values(), served, identities, strict=True):
             _check_horizon(each, identity)
             prompt = _check_room(policy, client, each, identity)
-            _check_memory(policy, info, each, prompt, tell)
+            _check_memory(policy, info, each, prompt, group.size, tell)
         progress = state.progress if state else Progress()
         held = load_held(newest / TRAINING) if newest else None
         if held is not None and held.attempt != progress.attempt:
             held = None  # Rolled back: these were played on the way to the alarm.
         arenas = tuple(
-            Arena(name, each, EnvironmentIdentity.of(info), _ceiling_of(info, config), _levels(client, each, info))
+            Arena(
+                name,
+                each,
+                EnvironmentIdentity.of(info),
+                _ceiling_of(info, config),
+                group.from_first(functools.partial(_levels, client, each, info)),
+            )
             for (name, each), info in zip(alone.items(), served, strict=True)
         )
-        _write_config(folder, config)
-        write_facts(folder, Facts.of(served, Split(config.validation.split)))
+        _check_alike(group, config, newest, identities)
+        if group.first:
+            _write_config(folder, config)
+            write_facts(folder, Facts.of(served, Split(config.validation.split)))
         # The critic's scale and the longest episode are the greatest of all environments.
         widest = max((each.environment for each in alone.values()), key=lambda environment: environment.reward_range)
         learner = _make_learner(
@@ -531,10 +562,39 @@ def _open_run(config: Config, *, resume: bool, tell: Callable[[str], None]) -> G
             config.model_copy(update={"environment": widest}),
             folder,
             newest,
+            group,
             turns=max(int(identity.limits["max_turns"]) for identity in identities),
         )
-        with RunLog(folder, progress.sizes, progress.iteration) as log:
-            yield Run(config, folder, client, arenas, learner, progress, log, judge, held)
+        with _log(folder, progress, group) as log:
+            yield Run(config, folder, client, arenas, learner, progress, log, judge, held, group)
+
+
+def _log(folder: Path, progress: Progress, group: Group) -> contextlib.AbstractContextManager[RunLog | NoLog]:
+    if not group.first:
+        return contextlib.nullcontext(NoLog())
+    return RunLog(folder, progress.sizes, progress.iteration)
+
+
+def _check_alike(
+    group: Group, config: Config, newest: Path | None, environments: Sequence[EnvironmentIdentity]
+) -> None:
+    """Refuses processes that would not make one run.
+
+    Raises:
+        RunError: they were given different settings, see different checkpoints, or meet different environments.
+    """
+    own = {
+        "settings": config_tree(config),
+        "checkpoint": newest.name if newest else None,
+        "environments": [asdict(environment) for environment in environments],
+    }
+    first, *others = group.exchange(own)
+    for rank, other in enumerate(others, 1):
+        if differing := [name for name in own if first[name] != other[name]]:
+            raise RunError(
+                f"process {rank} has other {', '.join(differing)} than process 0: {other[differing[0]]} and "
+                f"{first[differing[0]]}. Give all the same settings and servers, and a run.folder that all can read"
+            )
 
 
 def _served(client: Client, config: Config) -> EnvironmentInfo:
@@ -602,9 +662,16 @@ def _check_room(policy: Policy, client: Client, config: Config, environment: Env
 
 
 def _check_memory(
-    policy: Policy, served: EnvironmentInfo, config: Config, prompt: int, tell: Callable[[str], None]
+    policy: Policy,
+    served: EnvironmentInfo,
+    config: Config,
+    prompt: int,
+    processes: int,
+    tell: Callable[[str], None],
 ) -> None:
-    """Tells what the run will take of memory, and refuses it where there is less. `prompt`: tokens of the first turn's.
+    """Tells what a process of the run will take of memory, and refuses it where there is less.
+
+    `prompt`: tokens of the first turn's.
 
     Raises:
         ConfigError: it does not fit; names settings with which it would.
@@ -618,12 +685,14 @@ def _check_memory(
     shape = Shape.of(policy.model)
     there = available(policy.device)
     if there is not None:
+        there //= 1 if policy.device.type == "cuda" else processes_here()
         # The policy is loaded already.
         there += 4 * shape.parameters
     of = "" if there is None else f"; there are {told(there)}"
-    tell(f"memory: {estimate(shape, config, episode).line()}{of}")
+    each = "" if processes == 1 else f" for each of {processes} processes"
+    tell(f"memory: {estimate(shape, config, episode, processes).line()}{of}{each}")
     if there is not None and config.run.check_memory:
-        refuse_what_does_not_fit(shape, config, episode, there)
+        refuse_what_does_not_fit(shape, config, episode, there, processes)
 
 
 def _check_horizon(config: Config, environment: EnvironmentIdentity) -> None:
@@ -690,15 +759,18 @@ def _policy_to_load(folder: Path, checkpoint: Path | None, config: Config) -> st
     return str(folder / REFERENCE)
 
 
-def _make_learner(policy: Policy, config: Config, folder: Path, checkpoint: Path | None, *, turns: int) -> Learner:
+def _make_learner(
+    policy: Policy, config: Config, folder: Path, checkpoint: Path | None, group: Group, *, turns: int
+) -> Learner:
     """The learner of a run, restored from `checkpoint`, whose policy is `policy`, where there is one.
 
     `turns` is the most that an episode may take.
     """
     reference = None
     kept = folder / REFERENCE
-    if checkpoint is None and (config.kl.coefficient > 0.0 or config.lora.rank):
+    if checkpoint is None and (config.kl.coefficient > 0.0 or config.lora.rank) and group.first:
         policy.save(kept)
+    group.exchange(None)  # The others look for it now.
     if config.kl.coefficient > 0.0 and not config.lora.rank:
         if not kept.exists():
             raise CheckpointError(f"{kept} is gone: the KL divergence of this run was measured from it")
@@ -709,6 +781,7 @@ def _make_learner(policy: Policy, config: Config, folder: Path, checkpoint: Path
         length_limit=turns * config.rollout.max_response_tokens,
         with_critic=ADVANTAGES[config.advantage.kind].needs_critic,
         reference=reference,
+        group=group,
     )
     if checkpoint is not None:
         load_learner(checkpoint, learner)

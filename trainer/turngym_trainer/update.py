@@ -5,7 +5,7 @@ batch's flat order. Knows nothing of rewards, groups or environments.
 """
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -13,12 +13,13 @@ from typing import cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from turngym_trainer import seeds
 from turngym_trainer.batch import Batch, lay_out_prompts
 from turngym_trainer.config import Config
 from turngym_trainer.critic import Critic
+from turngym_trainer.distributed import ALONE, Group
 from turngym_trainer.logprobs import MicroBatch, Scorer
 from turngym_trainer.lora import Adapters
 from turngym_trainer.loss import (
@@ -34,6 +35,7 @@ from turngym_trainer.policy import Policy
 from turngym_trainer.recompute import recompute_layers
 from turngym_trainer.schedule import rate_share
 from turngym_trainer.seeds import Place
+from turngym_trainer.sharded import ShardedActor, one_number, shard_critic
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ class Learner:
         length_limit: L_max, the most action tokens that an episode may have: turns times tokens a turn.
         with_critic: the advantage needs values.
         reference: see below.
+        group: the processes of the run. Where there are several, all call all methods together, and actor and critic
+            are in shards.
 
     Raises:
         PolicyError: the policy cannot do gradient checkpointing or LoRA, which the settings ask for.
@@ -121,7 +125,9 @@ class Learner:
         length_limit: int,
         with_critic: bool,
         reference: Policy | None,
+        group: Group = ALONE,
     ) -> None:
+        self.group = group
         self._config = config
         self._length_limit = length_limit
         self._budget = config.update.microbatch_tokens
@@ -147,8 +153,16 @@ class Learner:
             recompute_layers(policy.model)
             if self.critic is not None and self.critic.own_trunk:
                 recompute_layers(self.critic.trunk)
-        trained = [weight for weight in policy.model.parameters() if weight.requires_grad]
-        self._actor_weights = MasterWeights(trained, dtype)
+        self._score = self.scorer.score
+        if group.size > 1:
+            self._actor_weights = ShardedActor(policy.model, config.rollout.temperature, dtype)
+            self._score = self._actor_weights
+            if self.critic is not None:
+                shard_critic(self.critic, dtype)
+            dtype = torch.float32  # Shards are their own masters.
+        else:
+            trained = [weight for weight in policy.model.parameters() if weight.requires_grad]
+            self._actor_weights = MasterWeights(trained, dtype)
         self._critic_weights = MasterWeights(self.critic.trunk_parameters() if self.critic else [], dtype)
         self._actor_parameters = self._actor_weights.masters
         self._critic_parameters = self._critic_weights.masters
@@ -169,8 +183,13 @@ class Learner:
             yield
 
     def save_policy(self, folder: Path) -> None:
-        """Writes the policy in float32, in Hugging Face's layout, adapters merged into its weights."""
+        """Writes the policy in float32, in Hugging Face's layout, adapters merged into its weights.
+
+        Of several processes the first one does.
+        """
         with self.float32_weights():
+            if not self.group.first:
+                return
             if self.adapters is None:
                 self.policy.save(folder)
             else:
@@ -181,19 +200,51 @@ class Learner:
 
     def logprobs(self, batch: Batch) -> NDArray[np.float32]:
         """Log-probabilities under the policy as it is, [N]."""
-        return self.scorer.logprobs(batch, self._budget)
+        return self._logprobs(batch, np.arange(len(batch.rows)))
 
     def reference_logprobs(self, batch: Batch) -> NDArray[np.float32]:
         """Log-probabilities under the reference policy, [N]."""
         assert self.reference is not None
         with self.adapters.off() if self.adapters is not None else contextlib.nullcontext():
-            return self.reference.logprobs(batch, self._budget)
+            own = self._share(batch, np.arange(len(batch.rows)))
+            return self.group.sum(self.reference.logprobs(batch, self._budget, own))
 
+    @torch.no_grad()
     def values(self, batch: Batch) -> NDArray[np.float64]:
-        """The critic's values, [N]."""
+        """The critic's values, in the environment's units, [N]."""
         assert self.critic is not None
-        parts = self.scorer.micro_batches(batch, np.arange(len(batch.rows)), self._budget)
-        return self.critic.values(parts, len(batch.logprobs))
+        values = np.zeros(len(batch.logprobs), dtype=np.float64)
+        for part, counts in self._passes(batch, np.arange(len(batch.rows))):
+            scaled = self.critic(part).cpu().numpy()
+            if counts:
+                values[part.tokens] = scaled
+        return self.group.sum(values) * self.critic.reward_range
+
+    @torch.no_grad()
+    def _logprobs(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Log-probabilities under the policy as it is, [N]; 0 outside some rows."""
+        scored = np.zeros(len(batch.logprobs), dtype=np.float32)
+        for part, counts in self._passes(batch, rows):
+            logprobs = self._score(part)[0].cpu().numpy()
+            if counts:
+                scored[part.tokens] = logprobs
+        return self.group.sum(scored)
+
+    def _share(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of some rows those that this process sees to."""
+        return rows[self.group.share(np.array([len(batch.rows[int(row)].ids) for row in rows]))]
+
+    def _passes(self, batch: Batch, rows: NDArray[np.int64]) -> Iterator[tuple[MicroBatch, bool]]:
+        """This process's micro-batches of some rows, and whether each counts.
+
+        A model in shards runs where all processes run it. One that has less to do than another repeats a row, which
+        counts for nothing.
+        """
+        parts = self.scorer.micro_batches(batch, self._share(batch, rows), self._budget)
+        idle = self.group.most(len(parts)) - len(parts)
+        yield from ((part, True) for part in parts)
+        for _ in range(idle):
+            yield from ((part, False) for part in self.scorer.micro_batches(batch, rows[:1], self._budget))
 
     def last_values(self, prompts: Sequence[NDArray[np.int64] | None]) -> NDArray[np.float64]:
         """The critic's values of what would have been read next, 0 for None, [B]."""
@@ -222,6 +273,7 @@ class Learner:
             return report
         if len(actor_episodes):
             self._pass(lesson, actor_episodes, report, place, actor=True, critic=False)
+            self._actor_weights.publish()
         if len(critic_episodes) and self.critic is not None:
             self._pass(lesson, critic_episodes, report, place, actor=False, critic=True)
         return report
@@ -249,13 +301,14 @@ class Learner:
         """`epochs` passes over some episodes, in mini-batches whose sizes differ by at most one."""
         config = self._config
         parts = -(-len(episodes) // config.update.minibatch_episodes)
-        sums = _Sums()
+        own = _Sums()
         for epoch in range(config.update.epochs):
             order = seeds.permutation(
                 config.run.seed, place.iteration, place.attempt, epoch, len(episodes), purpose="update"
             )
             for minibatch in np.array_split(episodes[order], parts):
-                self._step(lesson, np.sort(minibatch), sums, actor=actor, critic=critic)
+                self._step(lesson, np.sort(minibatch), own, actor=actor, critic=critic)
+        sums = _Sums.of_all(self.group.exchange(own))
         sums.write(report, actor=actor, critic=critic)
 
     def _step(self, lesson: Lesson, minibatch: NDArray[np.int64], sums: "_Sums", *, actor: bool, critic: bool) -> None:
@@ -270,21 +323,24 @@ class Learner:
         by_episode = self._config.update.ratio == "sequence"
         means = self._mean_log_ratios(lesson, minibatch) if actor and by_episode else None
         loss = torch.zeros((), device=device)
-        for part in self.scorer.micro_batches(batch, batch.rows_of(minibatch), self._budget):
+        for part, counts in self._passes(batch, batch.rows_of(minibatch)):
             part_loss = torch.zeros((), device=device)
-            hidden: Tensor | None = None
-            if actor:
-                hidden = self.scorer.hidden(part)
+            hidden = self.scorer.hidden(part) if actor and critic else None
+            if not counts:
+                part_loss = self._nothing(part, actor=actor)
+            if counts and actor:
                 part_loss = part_loss + self._actor_loss(lesson, part, hidden, weights, means, sums)
-            if critic:
+            if counts and critic:
                 part_loss = part_loss + self._critic_loss(lesson, part, hidden, uniform, sums)
-            cast(None, part_loss.backward())  # pyright: ignore[reportUnknownMemberType]
+            # Shards get the mean of the processes' gradients, and the sum is wanted.
+            cast(None, (part_loss * self.group.size).backward())  # pyright: ignore[reportUnknownMemberType]
             self._actor_weights.take_gradients()
             self._critic_weights.take_gradients()
             loss += part_loss.detach()
         optimiser = self.optimisers["actor" if actor or self._joint else "critic"]
         parameters = (self._actor_parameters if actor else []) + (self._critic_parameters if critic else [])
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self._config.update.gradient_clip)
+        norm = one_number(torch.nn.utils.clip_grad_norm_(parameters, self._config.update.gradient_clip))
+        loss = self.group.total(loss)
         if bool(torch.isfinite(loss)) and bool(torch.isfinite(norm)):
             optimiser.step()
             self._actor_weights.write_through()
@@ -294,10 +350,15 @@ class Learner:
             sums.refused += 1
         optimiser.zero_grad(set_to_none=True)
 
+    def _nothing(self, part: MicroBatch, *, actor: bool) -> Tensor:
+        """A loss of 0 that has all weights run and get gradients of 0."""
+        assert self.critic is not None or actor
+        return 0.0 * (self._score(part)[0].sum() if actor else cast(nn.Module, self.critic)(part).sum())
+
     def _mean_log_ratios(self, lesson: Lesson, minibatch: NDArray[np.int64]) -> NDArray[np.float64]:
         """Mean of log π − log π_old over each episode's tokens, on each of them, [N]; 0 outside the mini-batch."""
         batch = lesson.batch
-        now = self.scorer.logprobs(batch, self._budget, batch.rows_of(minibatch)).astype(np.float64)
+        now = self._logprobs(batch, batch.rows_of(minibatch)).astype(np.float64)
         differences = np.where(batch.tokens_of(minibatch), now - lesson.old_logprobs, 0.0)
         means = np.add.reduceat(differences, batch.episode_offsets[:-1]) / batch.lengths
         return np.repeat(means, batch.lengths)
@@ -306,7 +367,7 @@ class Learner:
         self,
         lesson: Lesson,
         part: MicroBatch,
-        hidden: Tensor,
+        hidden: Tensor | None,
         weights: NDArray[np.float64],
         mean_log_ratios: NDArray[np.float64] | None,
         sums: "_Sums",
@@ -314,9 +375,9 @@ class Learner:
         config = self._config
 
         def pick(values: NDArray[np.float32] | NDArray[np.float64]) -> Tensor:
-            return torch.from_numpy(values[part.tokens].astype(np.float32)).to(hidden.device)
+            return torch.from_numpy(values[part.tokens].astype(np.float32)).to(logprobs.device)
 
-        logprobs, entropy = self.scorer.score(part, hidden)
+        logprobs, entropy = self._score(part) if hidden is None else self.scorer.score(part, hidden)
         old, weight = pick(lesson.old_logprobs), pick(weights)
         corrected = weight
         if lesson.sampler_logprobs is not None:
@@ -324,7 +385,7 @@ class Learner:
         log_ratios = logprobs - old if mean_log_ratios is None else sequence_log_ratios(logprobs, pick(mean_log_ratios))
         surrogate = clipped_surrogate(log_ratios, pick(lesson.advantages), corrected, config.update)
         loss = surrogate.loss - config.update.entropy * (weight * entropy).sum()
-        reference_kl = torch.zeros((), device=hidden.device)
+        reference_kl = torch.zeros((), device=logprobs.device)
         if lesson.reference_logprobs is not None:
             reference_kl = kl_loss(logprobs, pick(lesson.reference_logprobs), weight, config.kl)
             loss = loss + reference_kl
@@ -352,17 +413,19 @@ class Learner:
         """The critic's loss. Alone, a head on a shared trunk trains without moving the trunk."""
         assert self.critic is not None
         assert lesson.targets is not None
-        if hidden is None:
-            hidden = self.critic.hidden(part)
-            if self._joint:
-                hidden = hidden.detach()
         assert lesson.values is not None
+        if hidden is not None:
+            scaled = self.critic.scaled_values(hidden)
+        elif self._joint:
+            scaled = self.critic.scaled_values(self.critic.hidden(part).detach())
+        else:
+            scaled = self.critic(part)
         scale, clip = self.critic.reward_range, self._config.critic.clip
         old, targets = (
-            torch.from_numpy((values[part.tokens] / scale).astype(np.float32)).to(hidden.device)
+            torch.from_numpy((values[part.tokens] / scale).astype(np.float32)).to(scaled.device)
             for values in (lesson.values, lesson.targets)
         )
-        loss = value_loss(self.critic.scaled_values(hidden), old, targets, torch.full_like(targets, weight), clip)
+        loss = value_loss(scaled, old, targets, torch.full_like(targets, weight), clip)
         sums.totals["value_loss"] = sums.totals.get("value_loss", 0.0) + float(loss.detach())
         return loss * self._config.critic.coefficient if self._joint else loss
 
@@ -387,6 +450,18 @@ class _Sums:
         self.ratio_max = 0.0
         self.norms: list[float] = []
         self.refused = 0
+
+    @staticmethod
+    def of_all(everyone: "Iterable[_Sums]") -> "_Sums":
+        """What several processes' sums come to. Norms and refusals are the same in each."""
+        first, *others = everyone
+        for other in others:
+            first.tokens += other.tokens
+            first.ratio_max = max(first.ratio_max, other.ratio_max)
+            for mine, theirs in ((first.totals, other.totals), (first.token_totals, other.token_totals)):
+                for name, value in theirs.items():
+                    mine[name] = mine.get(name, 0.0) + value
+        return first
 
     def actor(
         self,
