@@ -70,6 +70,9 @@ MAX_BATCH_BYTES: Final = 16 << 20
 MAX_BATCH_FIELDS: Final = 50_000
 """Fields in one request, each action being one: half of what the contract allows."""
 
+KEEPALIVE_MS: Final = 20_000
+"""How long nothing may come of calls that are open before the server is asked whether it is there."""
+
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -77,6 +80,11 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # A connection that passes nothing on any more, and does not say so, is given up before patience is.
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS // 2),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS // 2),
+    ("grpc.http2.max_pings_without_data", 0),
     # Each client finds out for itself, and the table above is the only retry there is.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),

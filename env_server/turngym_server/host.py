@@ -177,7 +177,8 @@ class EnvironmentHost:
         self.instructions = functools.lru_cache(maxsize=256)(self._instructions)
         self.options_schema = self._options_schema()
         try:
-            self.resolve_options("")
+            # Twice, as defaults are not held to what clients' values are.
+            self.resolve_options(self.resolve_options("").json)
         except ItemError as error:
             raise ValueError(f"{spec.id}: its options need defaults that can be had: {error.message}") from error
 

@@ -49,6 +49,8 @@ passed, so it lies far above what honest callers have open."""
 MAX_PENDING: Final = 64 * MAX_STREAMS
 """Calls that gRPC has read and the server has not begun: honest ones wait among those of a burst."""
 MAX_METADATA_BYTES: Final = 8 * 1024
+PING_MS: Final = 5_000
+"""Whoever asks more often whether the server is there, and nothing else, is hung up on."""
 UNCOMPRESSED: Final = 1
 """Set of gRPC's compressions that holds none: requests that are compressed are refused (UNIMPLEMENTED)."""
 FRONT_SOCKET_OPTIONS: Final = (
@@ -67,6 +69,8 @@ SERVER_OPTIONS: Final = (
     ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING),
     # A small compressed request may be a large one, which is only known once it has been decompressed.
     ("grpc.compression_enabled_algorithms_bitset", UNCOMPRESSED),
+    # Clients whose calls are open ask now and then whether anybody is there; by default that is too often.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_MS),
     ("grpc.so_reuseport", 0),  # Else a second server would share the port unnoticed.
 )
 

@@ -12,8 +12,14 @@ import sys
 from typing import Final
 
 SWITCHES: Final = "GRPC_EXPERIMENTS"
-"""gRPC reads its switches from this variable, once. Who sets it, even to nothing, has it as they say."""
+FORK_SUPPORT: Final = "GRPC_ENABLE_FORK_SUPPORT"
+"""gRPC reads these variables once. Who sets one of them, even to nothing, has both as they are."""
 WITHOUT_EVENT_ENGINE: Final = "-event_engine_client,-event_engine_listener"
+SETTINGS: Final = {
+    SWITCHES: WITHOUT_EVENT_ENGINE,
+    # What gRPC does at a fork, for children that go on to use it, then ends the parent (SIGSEGV) once one does.
+    FORK_SUPPORT: "0",
+}
 KNOWN_MINORS: Final = range(71, 86)
 """Releases 1.x that know these switches; others might complain of them on stderr."""
 
@@ -23,13 +29,17 @@ def poll_directly() -> None:
 
     The environment stays as it is, for child processes too.
     """
-    if not sys.platform.startswith("linux") or "grpc" in sys.modules or SWITCHES in os.environ:
+    if not sys.platform.startswith("linux") or "grpc" in sys.modules or SETTINGS.keys() & os.environ.keys():
         return
-    major, minor, *_ = importlib.metadata.version("grpcio").split(".")
+    try:
+        major, minor, *_ = importlib.metadata.version("grpcio").split(".")
+    except importlib.metadata.PackageNotFoundError:  # As where an application was frozen into one file.
+        return
     if major != "1" or int(minor) not in KNOWN_MINORS:
         return
-    os.environ[SWITCHES] = WITHOUT_EVENT_ENGINE
+    os.environ.update(SETTINGS)
     try:
         import grpc  # noqa: F401  # pyright: ignore[reportUnusedImport]
     finally:
-        del os.environ[SWITCHES]
+        for name in SETTINGS:
+            del os.environ[name]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from turngym.polling import KNOWN_MINORS, SWITCHES, WITHOUT_EVENT_ENGINE
+from turngym.polling import FORK_SUPPORT, KNOWN_MINORS, SWITCHES, WITHOUT_EVENT_ENGINE
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only told on Linux")
 
@@ -25,7 +25,9 @@ sys.meta_path.insert(0, Watch())
 
 def told(code: str, **variables: str) -> list[str]:
     """What a process that runs `code` says, on stderr too."""
-    environment = {name: value for name, value in os.environ.items() if name not in (SWITCHES, "GRPC_VERBOSITY")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in (SWITCHES, FORK_SUPPORT, "GRPC_VERBOSITY")
+    }
     done = subprocess.run(
         [sys.executable, "-c", WATCH + code],
         env=environment | variables,
@@ -68,3 +70,7 @@ def test_a_grpc_that_was_imported_before_is_left_alone():
 def test_an_unknown_release_is_left_alone():
     code = "import importlib.metadata; importlib.metadata.version = lambda name: '2.0.0'; import turngym_client"
     assert told(code) == ["at import: None"]
+
+
+def test_whoever_wants_grpc_to_support_forks_has_its_event_engine():
+    assert told("import turngym_client", **{FORK_SUPPORT: "1"}) == ["at import: None"]

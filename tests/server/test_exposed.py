@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 import grpc
 import grpc.aio
@@ -14,6 +15,7 @@ from token_files import write_tokens
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_client import aconnect
+from turngym_server.errors import Reason
 from turngym_server.listening import MAX_REQUEST_BYTES, MAX_STREAMS
 from turngym_server.rpc import room
 from turngym_server.rpc.gate import MAX_STREAMS_OF_TOKEN
@@ -194,6 +196,7 @@ async def test_bytes_under_way_are_bounded_for_each_caller_and_in_all(closed_gat
 async def test_replies_that_nobody_takes_are_bounded(monkeypatch):
     """gRPC keeps them: a caller who asks for much and reads nothing would have the server's memory."""
     monkeypatch.setattr(room, "MAX_BYTES_OF_CALLER", 100_000)
+    monkeypatch.setattr(room, "REPLIES_COUNTED_FROM", 0)
     async with serving(DICE) as (stub, server):
 
         def ask(connection: RawConnection, client: str) -> int:
@@ -203,12 +206,21 @@ async def test_replies_that_nobody_takes_are_bounded(monkeypatch):
         request = pb.GetEnvironmentRequest(environment_id="dice")
         size = (await stub.GetEnvironment(request)).ByteSize()
         with RawConnection(server.address, window=0) as silent:
-            calls = [ask(silent, "silent") for _ in range(100_000 // size + 1)]
-            # Headers of what is refused come through, as no window bounds them.
-            assert await asyncio.to_thread(silent.ended, calls[-1], 5)
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await stub.GetEnvironment(request, metadata=(("turngym-client", "silent"),))
-            info, delay = details(call_status(error.value))
+            for _ in range(100_000 // size + 1):
+                ask(silent, "silent")
+
+            async def refused() -> grpc.aio.AioRpcError:
+                """Once all of them are answered."""
+                while True:
+                    try:
+                        await stub.GetEnvironment(request, metadata=(("turngym-client", "silent"),))
+                    except grpc.aio.AioRpcError as error:
+                        return error
+                    await asyncio.sleep(0.01)
+
+            async with asyncio.timeout(20):
+                error = await refused()
+            info, delay = details(call_status(error))
             assert (info.reason, info.metadata["quota"], delay) == ("QUOTA_EXCEEDED", "bytes_under_way", 1.0)
             await stub.GetEnvironment(request, metadata=(("turngym-client", "another"),))
         for _ in range(50):  # Those of a connection that has ended are no longer kept.
@@ -228,3 +240,35 @@ async def test_compressed_requests_are_refused():
             await stub.GetEnvironment(request, compression=grpc.Compression.Gzip)
         assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert (await stub.GetEnvironment(pb.GetEnvironmentRequest(environment_id="dice"))).environment.id == "dice"
+
+
+async def test_a_streams_answers_that_nobody_takes_are_bounded(monkeypatch):
+    """Those of large batches are made aside, and many may be ready while none is taken."""
+    monkeypatch.setattr(room, "MAX_BYTES_OF_CALLER", 100_000)
+    async with serving(DICE) as (stub, server):
+        items = [pb.StepItem(session_id=f"nobody{number}", step_index=1, actions=["roll"]) for number in range(100)]
+        request = pb.StepRequest(items=items)
+
+        async def until(condition: Callable[[], object]) -> None:
+            async with asyncio.timeout(20):
+                while not condition():  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+        silent = stub.StepStream()
+
+        async def ask() -> None:
+            for number in range(10_000):  # More than the connection takes by itself.
+                await silent.write(pb.StepStreamRequest(id=number, step=request))
+
+        asking = asyncio.ensure_future(ask())
+        refusals = server.service.runtime.counts.rpc("StepStream").refusals
+        await until(lambda: refusals[Reason.QUOTA_EXCEEDED])
+        assert server.service.held_bytes <= 100_000
+        asking.cancel()
+        silent.cancel()
+        await until(lambda: not server.service.held_bytes)
+        stream = stub.StepStream()
+        await stream.write(pb.StepStreamRequest(id=1, step=request))
+        answer = await stream.read()
+        assert {reason(outcome) for outcome in answer.step.outcomes} == {"SESSION_UNKNOWN"}
+        await stream.done_writing()

@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from pydantic import Field
 from sample_environments import DICE, FAULTY, LEVELS, UNSURE_DICE
 from serving import EVERY_SPLIT, call_status, reason, reset_item, serving, start
 
@@ -228,6 +229,10 @@ class NoSchema(Options):
     faces: Callable[[], int] = int
 
 
+class RefusedDefault(Options):
+    faces: int = Field(default=1, ge=2)
+
+
 class UnwrittenDefault(Options):
     share: float = math.inf
 
@@ -237,6 +242,10 @@ class UnwrittenDefault(Options):
     [
         (NoDefault, "dice: its options need defaults that can be had: dice: option 'faces': Field required"),
         (NoSchema, "dice: its options have no JSON Schema: "),
+        (
+            RefusedDefault,
+            "dice: its options need defaults that can be had: dice: option 'faces': Input should be",
+        ),
         (UnwrittenDefault, "dice: its options need defaults that can be had: options of dice cannot be written"),
     ],
 )

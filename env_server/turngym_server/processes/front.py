@@ -65,7 +65,7 @@ from turngym_server.rpc.call import Call, Context, abort, metadata_of
 from turngym_server.rpc.gate import Gate, count_refusal
 from turngym_server.rpc.health import Health
 from turngym_server.rpc.requests import MAX_WAIT_SECONDS, wait_seconds
-from turngym_server.rpc.room import Room
+from turngym_server.rpc.room import Kept, Room
 from turngym_server.rpc.stream import RequestStream
 from turngym_server.rpc.wire import Undecodable
 from turngym_server.watching.counts import Counts
@@ -473,9 +473,10 @@ class Front:
 
         visit = Visit("StepStream", metadata_of(context))
 
-        async def answer(data: bytes) -> bytes:
+        async def answer(data: bytes) -> Kept:
             request_id, request = _streamed(data)
-            caller = self._admit(Call(visit), len(data))
+            call = Call(visit)
+            caller = self._admit(call, len(data))
             if isinstance(caller, ItemError):
                 return refused(request_id, caller.status())
             try:
@@ -483,10 +484,15 @@ class Front:
             except Refusal as refusal:
                 return refused(request_id, refusal.status)
             self._access.charge(caller, len(response))
-            return frame(request_id, pb.StepStreamResponse.STEP_FIELD_NUMBER, response)
+            answered = frame(request_id, pb.StepStreamResponse.STEP_FIELD_NUMBER, response)
+            try:
+                return self._room.keep(caller.account, answered)
+            except ItemError as no_room:
+                count_refusal(call, self._counts.rpc(call.rpc), no_room)
+                return refused(request_id, no_room.status())
 
-        def refused(request_id: int, status: status_pb2.Status) -> bytes:
-            return frame(request_id, pb.StepStreamResponse.ERROR_FIELD_NUMBER, status.SerializeToString())
+        def refused(request_id: int, status: status_pb2.Status) -> Kept:
+            return Kept(frame(request_id, pb.StepStreamResponse.ERROR_FIELD_NUMBER, status.SerializeToString()))
 
         stream = RequestStream(context, answer)
         self._streams.add(stream)

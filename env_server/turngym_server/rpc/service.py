@@ -54,7 +54,7 @@ from turngym_server.rpc.requests import (
     requested_limits,
     wait_seconds,
 )
-from turngym_server.rpc.room import COUNTED_FROM, Room
+from turngym_server.rpc.room import COUNTED_FROM, Kept, Room
 from turngym_server.rpc.stream import RequestStream
 from turngym_server.rpc.wire import Undecodable
 from turngym_server.sessions.digest import canonical_json, encode_actions
@@ -645,16 +645,21 @@ class EnvironmentService:
         counts = self.runtime.counts.rpc("StepStream")
         visit = Visit("StepStream", metadata_of(context))
 
-        def answer(data: bytes) -> Reply:
+        def answer(data: bytes) -> bytes | Awaitable[Kept]:
             request_id, request = unframe(data)
             call = Call(visit)
             reply = self._answer(call, len(data), lambda call: self._step(*decode_streamed(request), call), counts)
             if isinstance(reply, bytes | ItemError):
                 return _streamed(request_id, reply)
-            return later(request_id, reply)
+            return later(request_id, call, reply)
 
-        async def later(request_id: int, reply: Awaitable[bytes | ItemError]) -> bytes:
-            return _streamed(request_id, await reply)
+        async def later(request_id: int, call: Call, reply: Awaitable[bytes | ItemError]) -> Kept:
+            answered = _streamed(request_id, await reply)
+            try:
+                return self._room.keep(call.caller.account, answered)
+            except ItemError as refusal:
+                count_refusal(call, counts, refusal)
+                return Kept(_streamed(request_id, refusal))
 
         stream = RequestStream(context, answer)
         self.streams.add(stream)
@@ -665,6 +670,11 @@ class EnvironmentService:
             self.streams.discard(stream)
         if self._streams_stopped:
             await abort(context, ItemError(Reason.DRAINING, "the server is shutting down; resume episodes on another"))
+
+    @property
+    def held_bytes(self) -> int:
+        """Of requests and replies under way, as far as they are counted."""
+        return self._room.held
 
     def stop_streams(self) -> None:
         """Ends every stream once what it has read is answered."""

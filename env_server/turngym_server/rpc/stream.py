@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import grpc.aio
 
+from turngym_server.rpc.room import Kept
+
 MAX_WAITING: Final = 64
 """Requests of one stream that wait for slow items; beyond them nothing is read, and the caller's writes stand still."""
 MAX_WAITING_BYTES: Final = 16 * 1024 * 1024
@@ -28,7 +30,7 @@ class RequestStream:
             which they come. What goes wrong is an answer too: it may not raise.
     """
 
-    def __init__(self, context: Context, answer: Callable[[bytes], bytes | Awaitable[bytes]]) -> None:
+    def __init__(self, context: Context, answer: Callable[[bytes], bytes | Awaitable[Kept]]) -> None:
         self._context = context
         self._answer = answer
         self._writing = asyncio.Lock()
@@ -84,9 +86,13 @@ class RequestStream:
             self._at_rest = False
         return None if self.stopped or request is grpc.aio.EOF else request
 
-    async def _write_later(self, answer: Awaitable[bytes], size: int) -> None:
+    async def _write_later(self, answer: Awaitable[Kept], size: int) -> None:
         try:
-            await self._write(await answer)
+            kept = await answer
+            try:
+                await self._write(kept.answer)
+            finally:
+                kept.let_go()
         finally:
             self._waiting_bytes -= size
 
