@@ -16,6 +16,7 @@ import enum
 import io
 import json
 import logging
+import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -28,8 +29,9 @@ MAX_WAITING_LINES: Final = 10_000
 CLOSING_SECONDS: Final = 1.0
 """How long waiting lines have at the end."""
 GRPC_LOGGER: Final = "grpc._cython.cygrpc"
-_HUNG_UP: Final = 'Failed "execute_batch"'
-"""Begins what gRPC says of operations that failed because their call was over; its other failures begin otherwise."""
+_HUNG_UP: Final = re.compile(r'Failed "execute_batch"|Failed grpc_call_start_batch: .*TOO_MANY_OPERATIONS')
+"""What gRPC says of operations that failed because their call was over, the latter of a stream's end whose caller had
+not taken all answers by its deadline; its other failures begin otherwise."""
 _NO_TEXT: Final = "Invalid encoding on"
 MAX_TOLD: Final = 200
 """Characters of what gRPC quotes."""
@@ -234,7 +236,7 @@ def calm(record: logging.LogRecord) -> bool:
         Whether the record is still logged.
     """
     error = record.exc_info[1] if record.exc_info else None
-    if type(error).__name__ == "ExecuteBatchError" and str(error).startswith(_HUNG_UP):
+    if type(error).__name__ == "ExecuteBatchError" and _HUNG_UP.match(str(error)):
         record.msg, record.args = f"a caller hung up before its reply: {record.getMessage()}", None
     elif isinstance(error, UnicodeDecodeError) and str(record.msg).startswith(_NO_TEXT):
         record.msg, record.args = f"a caller's metadata is no text: {record.getMessage()[:MAX_TOLD]}", None
