@@ -3,9 +3,11 @@
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+from server_process import ServerProcess
 from typer.testing import CliRunner
 
 from turngym_trainer import cli
@@ -148,3 +150,12 @@ def test_settings_are_whole_on_a_terminal(monkeypatch):
     shown = cli.console.file.getvalue()
     assert "…" not in shown
     assert all(key in shown for key, _, _ in settings_table())
+
+
+def test_an_evaluation_of_which_every_episode_is_lost_is_refused_in_a_line():
+    with ServerProcess("--env", "failing_sokoban:FailingSokoban", path=Path(__file__).parent) as server:
+        settings = assignments([*TINY_RUN, f"run.server={server.address}", "environment.id=failing_sokoban"])
+        evaluated = invoke("eval", "tiny", "--episodes", "3", *settings)
+    assert evaluated.exit_code == 2
+    assert "all 3 evaluation episodes were lost, the first to: " in " ".join(evaluated.output.split())
+    assert "out of order" in evaluated.output

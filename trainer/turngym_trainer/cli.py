@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import typer
 from rich.console import Console
@@ -23,7 +23,7 @@ from turngym_client import Split, TurngymError
 from turngym_trainer.checkpoint import TRAINING, CheckpointError, read_state
 from turngym_trainer.compare import HEADINGS, compare, write_comparison
 from turngym_trainer.distributed import LostPeerError, PeerError, is_first_process
-from turngym_trainer.evaluate import Evaluation, choose_levels, evaluate, pooled
+from turngym_trainer.evaluate import Evaluation, EvaluationError, choose_levels, evaluate, pooled
 from turngym_trainer.grade import RunError
 from turngym_trainer.metrics import Number
 from turngym_trainer.mixture import environments
@@ -41,6 +41,9 @@ from turngym_trainer.warm_start import REPORT, Check, WarmStartError, warm_start
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="StarPO-S training of LLM agents.")
 console = Console()
+
+REFUSALS: Final = (ConfigError, PolicyError, CheckpointError, TurngymError, OSError)
+"""What commands that play or train may fail with by no fault of their own; told in a line."""
 
 PresetOption = Annotated[str | None, typer.Option("--preset", help=f"Set of values: {', '.join(PRESETS)}.")]
 FileOption = Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")]
@@ -88,7 +91,7 @@ def train_command(
                     _report(folder)
     except PeerError as error:  # The other one has said it.
         raise typer.Exit(2) from error
-    except (LostPeerError, ConfigError, PolicyError, RunError, CheckpointError, TurngymError, OSError) as error:
+    except (LostPeerError, EvaluationError, RunError, *REFUSALS) as error:
         _fail(str(error))
     console.print(f"Last checkpoint: {last}\nMetrics: {folder / 'metrics.jsonl'}", highlight=False)
 
@@ -108,7 +111,7 @@ def warm_start_command(preset: PresetOption = None, config: FileOption = None, s
                     console.print(f"step {check.step}: {now}", highlight=False)
 
             result = warm_start(settings, observe=observe)
-    except (ConfigError, PolicyError, WarmStartError, TurngymError, OSError) as error:
+    except (EvaluationError, WarmStartError, *REFUSALS) as error:
         _fail(str(error))
     ended = "reached" if result.reached else "was not reached"
     target = f"sampled success of {settings.warm_start.target_success:.0%} {ended}"
@@ -135,7 +138,7 @@ def eval_command(
                 served_environment(client, alone, {split})
                 levels = choose_levels(client, alone.environment, split, run_seed=settings.run.seed, count=episodes)
                 played[name] = evaluate(policy, client, alone, levels, split=split, greedy=greedy)
-    except (ConfigError, CheckpointError, TurngymError, RuntimeError, ValueError, OSError) as error:
+    except (EvaluationError, ValueError, *REFUSALS) as error:
         _fail(str(error))
     table = Table(title=f"{checkpoint} on {', '.join(played)}, split {split.value}")
     mixed = len(played) > 1

@@ -22,6 +22,10 @@ _DRAWS_PER_WORLD = 20
 _RESETS_AT_ONCE = 128
 
 
+class EvaluationError(RuntimeError):
+    """There is nothing to judge a policy by. Says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class LevelResult:
     """What one episode of an evaluation came to. A level seed is one world, in an environment and split."""
@@ -140,7 +144,7 @@ def evaluate(
     """Plays one episode on each level. `group`: processes that share them; each gets the whole result.
 
     Raises:
-        RuntimeError: every episode was lost.
+        EvaluationError: every episode was lost.
         TurngymError: what concerns the whole evaluation and not an episode.
     """
     plan = [
@@ -174,7 +178,7 @@ def evaluate(
     )
     played = rollout.trajectories
     if not played:
-        raise RuntimeError(f"all {len(plan)} evaluation episodes were lost, the first to: {rollout.lost[0].error}")
+        raise EvaluationError(f"all {len(plan)} evaluation episodes were lost, the first to: {rollout.lost[0].error}")
     turns = [turn for trajectory in played for turn in trajectory.turns]
     successes = sum(trajectory.success is True for trajectory in played)
     low, high = wilson(successes, len(played))
