@@ -1,11 +1,12 @@
 """How a server runs, as its operator wants it. Read by everything that serves; decides nothing itself."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from turngym_server.access.sealed import SealKey
+from turngym_server.access.tokens import Token
 from turngym_server.splits import Split
 
 DEFAULT_SPLITS: Final = frozenset({Split.TRAIN, Split.VALIDATION})
@@ -33,7 +34,8 @@ class ServerConfig:
         tag: begins every session id; "": one is drawn.
         front_socket: path of a unix socket that is answered too; "": none.
         tokens: file of the tokens that callers need; see `turngym_server.access.tokens`. None: whoever reaches the
-            port may do everything.
+            port may do everything. known_tokens: what it held when it was last read, for a worker that is started
+            while it cannot be; None: nothing is known.
         tls_cert: PEM file of the certificate chain that the server shows, tls_key: of its key. None: no TLS.
         client_ca: PEM file of the authorities that clients' certificates must be signed by; None: they need none.
         insecure: serve other machines without tokens or in the clear.
@@ -58,6 +60,7 @@ class ServerConfig:
     tag: str = ""
     front_socket: str = ""
     tokens: Path | None = None
+    known_tokens: Mapping[str, Token] | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     client_ca: Path | None = None

@@ -1,6 +1,8 @@
 """Tokens, TLS and mutual TLS of a server of two workers: the same at its front and at each worker."""
 
 import datetime
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 from certificates import Authority
+from proc import children
 from server_process import ServerProcess
 from serving import CHANNEL_OPTIONS, call_status, reason, request_id, reset_item
 from token_files import bearer, write_tokens
@@ -218,3 +221,32 @@ def _until_closed() -> Iterator[pb.StepStreamRequest]:
     for _ in range(3_000):
         time.sleep(0.01)
         yield streamed(item)
+
+
+def test_workers_are_replaced_while_the_file_of_tokens_cannot_be_read(tmp_path):
+    """Each knows what its front knows, and reads the file once it is there again."""
+    path = tmp_path / "tokens.toml"
+    tokens = write_tokens(path, ann="train", bob="train")
+    with ServerProcess("--env", "frozen_lake", "--workers", "2", "--tokens", str(path)) as server:
+        with connect(server.address, token=token_of(tokens["ann"])) as client:
+            kept = path.read_text()
+            path.unlink()
+            for worker in children(server.process.pid):
+                episode = client.reset("frozen_lake", level_seed=1)
+                os.kill(worker, signal.SIGKILL)
+                episode.step("Right")
+            ends = time.monotonic() + 20
+            while len(client.server().addresses) < 2 or len(children(server.process.pid)) < 2:
+                assert time.monotonic() < ends
+                time.sleep(0.1)
+            path.write_text(kept.replace("[bob]", "[eve]"))
+            path.chmod(0o600)
+            client.reset("frozen_lake", level_seed=2).step("Right")
+        for address in (server.address, *client_addresses(server.address, token_of(tokens["ann"]))):
+            with connect(address, token=token_of(tokens["bob"])) as client, pytest.raises(Unauthenticated):
+                client.reset("frozen_lake", level_seed=3)
+
+
+def client_addresses(address: str, token: str) -> tuple[str, ...]:
+    with connect(address, token=token) as client:
+        return client.server().addresses

@@ -103,6 +103,11 @@ class Access:
         return found.caller
 
     @property
+    def known_tokens(self) -> Mapping[str, Token] | None:
+        """The tokens that are known now, by name; None: none are needed."""
+        return None if self._tokens is None else self._tokens.current()
+
+    @property
     def is_open(self) -> bool:
         """Whether no token is needed."""
         return self._tokens is None
@@ -189,5 +194,5 @@ def access_of(
     Raises:
         OSError, ValueError: the file of tokens cannot be read, or is malformed.
     """
-    tokens = TokenFile(config.tokens, clock) if config.tokens else None
+    tokens = TokenFile(config.tokens, clock, config.known_tokens) if config.tokens else None
     return Access(tokens, ledger=ledger, clock=clock, now=now)

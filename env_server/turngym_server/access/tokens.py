@@ -213,17 +213,26 @@ class TokenFile:
     Args:
         path: the file.
         clock: seconds, monotonic; how often the log says that the file cannot be read is counted on it.
+        known: what the file held when another process read it, where that has to do for now; None: it may not.
 
     Raises:
-        OSError, ValueError: see `read_tokens`.
+        OSError, ValueError: see `read_tokens`; only where nothing is known.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: Path,
+        clock: Callable[[], float] = time.monotonic,
+        known: Mapping[str, Token] | None = None,
+    ) -> None:
         self._path = path
         self._clock = clock
         self._tell_after = -math.inf
-        self._seen = _state(path)
-        self.tokens: Mapping[str, Token] = read_tokens(path)
+        self._seen: tuple[int, ...] | None = None
+        self.tokens: Mapping[str, Token] = known or {}
+        if known is None:
+            self._seen = _state(path)
+            self.tokens = read_tokens(path)
 
     def find(self, presented: str) -> Token | None:
         """The entry of a token, expired or not. Takes as long for a wrong one of whatever name."""

@@ -242,6 +242,7 @@ class Front:
         """Binds, starts the workers, and begins to serve once all of them do."""
         self.workers = Workers(self._order, self._set_health)
         self._access = access_of(self.config, ledger=self.workers.ledger_of_front())
+        self.workers.known_tokens = lambda: self._access.known_tokens
         self._room = Room()
         self._health = Health(("", SERVICE))
         self._server = Listener((self._handlers(), self._health.handlers()), self._access, self.config)

@@ -28,6 +28,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from turngym_server.access import ledger
+from turngym_server.access.tokens import Token
 from turngym_server.config import ServerConfig
 from turngym_server.listening import MAX_MESSAGE_BYTES, SERVICE
 from turngym_server.processes.lifeline import describe_exit, python_path
@@ -311,11 +312,15 @@ class Workers:
     Args:
         order: for the whole server.
         changed: called when a worker has come or gone.
+
+    Attributes:
+        known_tokens: asked for what is known of tokens, when a worker is replaced.
     """
 
     def __init__(self, order: Order, changed: Callable[[], None]) -> None:
         self._order = order
         self._changed = changed
+        self.known_tokens: Callable[[], Mapping[str, Token] | None] = lambda: None
         self._stopping = False
         self._slots: dict[int, Worker] = {}
         self._ledger = ledger.make_memory(order.config.workers + 1)
@@ -421,7 +426,8 @@ class Workers:
             if failures:
                 await asyncio.sleep(min(BACKOFF_MOST, BACKOFF_FIRST * 2**failures))
             try:
-                return await start_worker(replace(order, config=replace(order.config, port=port)))
+                known = self.known_tokens()
+                return await start_worker(replace(order, config=replace(order.config, port=port, known_tokens=known)))
             except CannotStart as error:
                 failures += 1
                 port = order.config.port  # Any free one, where the operator gave none.
