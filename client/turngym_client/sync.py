@@ -1,8 +1,8 @@
 """The client, for ordinary code: `turngym_client.aio`, run on one background event-loop thread.
 
 All open clients of a process share the thread; closing the last one stops it. Safe to use from several threads, whose
-steps then share requests. A process that has used a client, even one that is
-closed, must not go on to use one in a forked child: start such children by `spawn`, or before.
+steps then share requests. Where a process has used a client, even one that is closed, no child that it forks may use
+one: start such children by `spawn`, or before.
 """
 
 from __future__ import annotations
