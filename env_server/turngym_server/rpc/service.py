@@ -389,13 +389,13 @@ class EnvironmentService:
         }
         return grpc.method_handlers_generic_handler(FRONT_SERVICE, handlers)
 
+    def _begun(self, context: Context) -> tuple[Call, RpcCounts, float]:
+        """A front's call about a Fork, what it is counted on, and when it came."""
+        return Call(Visit("Fork", metadata_of(context)), True), self.runtime.counts.rpc("Fork"), time.perf_counter()
+
     async def _hold(self, data: bytes, context: Context) -> bytes:
         """Keeps places for what a Fork asks for, and gives their name. Refused as the Fork would be."""
-        call, counts, began = (
-            Call(Visit("Fork", metadata_of(context)), True),
-            self.runtime.counts.rpc("Fork"),
-            time.perf_counter(),
-        )
+        call, counts, began = self._begun(context)
         try:
             call.caller = self.access.admit(call.visit, 0, True)
             _, items = decode(pb.ForkRequest, pb.ForkItem, data)
@@ -409,11 +409,7 @@ class EnvironmentService:
 
     async def _fork_held(self, data: bytes, context: Context) -> bytes:
         """A Fork whose places are kept; in the metadata is their name."""
-        call, counts, began = (
-            Call(Visit("Fork", metadata_of(context)), True),
-            self.runtime.counts.rpc("Fork"),
-            time.perf_counter(),
-        )
+        call, counts, began = self._begun(context)
         held = next((str(value) for key, value in call.metadata if key == HOLD_KEY), "")
 
         async def answer() -> bytes:
