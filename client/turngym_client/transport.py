@@ -100,6 +100,24 @@ ResultT = TypeVar("ResultT")
 _jitter = random.SystemRandom()
 
 
+_LIKELY_CAUSES: Final = (
+    (
+        re.compile(r"failed to connect .*Socket closed"),
+        "the server may speak TLS: give tls=TlsConfig(…) or TURNGYM_TLS_ROOTS",
+    ),
+    (re.compile("WRONG_VERSION_NUMBER"), "the server may speak no TLS: give neither tls nor TURNGYM_TLS…"),
+    (
+        re.compile("CERTIFICATE_VERIFY_FAILED"),
+        "the server's certificate is not signed by an authority of TURNGYM_TLS_ROOTS, or not for this address",
+    ),
+)
+"""What gRPC says where one side speaks TLS and the other does not, or does not trust it, and what to do about it."""
+
+
+def _likely_cause(message: str) -> str:
+    return next((f" ({cause})" for pattern, cause in _LIKELY_CAUSES if pattern.search(message)), "")
+
+
 class Patience:
     """The time one operation may go on trying, and its backoff."""
 
@@ -122,7 +140,7 @@ class Patience:
             kind = ServerBusy if error.verdict is Verdict.BUSY else ServerUnavailable
             raise kind(
                 f"{where}: gave up after {self._seconds:g} s and {self._attempt + 1} tries;"
-                f" the last answer was {error.code_name}: {error.message}",
+                f" the last answer was {error.code_name}: {error.message}{_likely_cause(error.message)}",
                 reason=error.reason,
                 metadata=error.metadata,
             ) from error

@@ -52,10 +52,13 @@ async def test_tls_with_a_token(pem, tmp_path):
             with pytest.raises(Unauthenticated) as refused:
                 await plays(server.address, token=wrong, tls=tls)
             assert not wrong or wrong not in str(refused.value)
-        with pytest.raises(ServerUnavailable):
+        with pytest.raises(ServerUnavailable, match="the server may speak TLS"):
             await plays(server.address, token=token)
-        with pytest.raises(ServerUnavailable):
+        with pytest.raises(ServerUnavailable, match="not signed by an authority"):
             await plays(server.address, token=token, tls=TlsConfig(root_certificates=pem / "other.pem"))
+    async with serving(DICE, tokens=path) as (_, server):
+        with pytest.raises(ServerUnavailable, match="the server may speak no TLS"):
+            await plays(server.address, token=token, tls=tls)
 
 
 def test_workers_speak_tls_too(pem):
