@@ -26,6 +26,8 @@ DATA_FRAME, HEADERS_FRAME, RESET_FRAME, SETTINGS_FRAME, PING_FRAME, WINDOW_FRAME
     8,
     9,
 )
+FRAME_BYTES: Final = 16_384
+"""The most that a frame may hold, unless both sides agree on more."""
 END_STREAM: Final = 1
 END_HEADERS: Final = 4
 METHOD: Final = "/turngym.v1.EnvironmentService/Step"
@@ -65,8 +67,12 @@ def frame(kind: int, flags: int, stream: int, payload: bytes, length: int | None
     return struct.pack(">I", size)[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
-def headers(method: str = METHOD) -> bytes:
-    """A header block without compression."""
+def headers(method: str = METHOD, more: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
+    """A header block without compression.
+
+    Args:
+        more: fields after those that a call has.
+    """
     fields = {
         ":method": "POST",
         ":scheme": "http",
@@ -75,11 +81,19 @@ def headers(method: str = METHOD) -> bytes:
         "te": "trailers",
         "content-type": "application/grpc",
     }
-    return b"".join(b"\0" + _text(name) + _text(value) for name, value in fields.items())
+    pairs = [*((name.encode(), value.encode()) for name, value in fields.items()), *more]
+    return b"".join(b"\0" + _text(name) + _text(value) for name, value in pairs)
 
 
-def _text(value: str) -> bytes:
-    return bytes([len(value)]) + value.encode()
+def _text(value: bytes) -> bytes:
+    """HPACK's string literal, not Huffman-coded (RFC 7541, 5.2)."""
+    if len(value) < 127:
+        return bytes([len(value)]) + value
+    length, left = b"\x7f", len(value) - 127
+    while left >= 128:
+        length += bytes([left % 128 + 128])
+        left //= 128
+    return length + bytes([left]) + value
 
 
 def _noise(rng: Rng) -> bytes:
@@ -120,9 +134,9 @@ def _header_block(rng: Rng) -> bytes:
             noise(rng, 1 + rng.below(300)),
             b"\xff" * (1 + rng.below(20)),
             b"\x3f" + b"\xff" * 8 + b"\x01",
-            headers() + b"\0" + _text("a") + b"\x7f\xff\xff\x7f",
+            headers() + b"\0" + _text(b"a") + b"\x7f\xff\xff\x7f",
             headers("/" + "x" * 100),
-            (b"\x40" + _text("x" * 100) + _text("y" * 100)) * rng.choice((1, 50, 80)),
+            (b"\x40" + _text(b"x" * 100) + _text(b"y" * 100)) * rng.choice((1, 50, 80)),
         )
     )
     ends = rng.choice((END_HEADERS, END_HEADERS | END_STREAM, 0))
@@ -173,6 +187,23 @@ def _hello(rng: Rng) -> bytes:
     return bytes(hello) + rng.choice((b"", noise(rng, 40), bytes(hello)))
 
 
+def _odd_metadata(rng: Rng) -> bytes:
+    """A whole call with metadata that no client of ours sends."""
+    values = (b"", b"1", b"-1", b"9" * 20 + b"H", b"\xff\x00\r\n", b"gzip,,", "é".encode(), b"x" * 9_000)
+    names = (
+        *(b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding", b"content-type", b"content-length", b"te"),
+        *(b"authorization", b"turngym-client", b"traceparent", b"x-bin", b"grpc-status-details-bin", b"grpc-status"),
+        *(b":path", b":method", b":unknown", b"Upper-Case", b"", b"with space", b"connection", b"cookie"),
+    )
+    block = headers(more=[(rng.choice(names), rng.choice(values)) for _ in range(rng.choice((1, 1, 2, 5, 60)))])
+    parts = [block[at : at + FRAME_BYTES] for at in range(0, len(block), FRAME_BYTES)]
+    frames = [
+        frame(CONTINUATION_FRAME if at else HEADERS_FRAME, 0 if at + 1 < len(parts) else END_HEADERS, 1, part)
+        for at, part in enumerate(parts)
+    ]
+    return PREFACE + SETTINGS + b"".join(frames) + frame(DATA_FRAME, END_STREAM, 1, bytes(5))
+
+
 def _plain_call(rng: Rng) -> bytes:
     """A whole call, good but for what it asks; on a port that speaks TLS it is noise."""
     return (
@@ -193,5 +224,6 @@ _KINDS: Final[dict[str, Callable[[Rng], bytes]]] = {
     "a flood": _floods,
     "another protocol": _http_1,
     "a TLS hello": _hello,
+    "odd metadata": _odd_metadata,
     "a plain call": _plain_call,
 }
