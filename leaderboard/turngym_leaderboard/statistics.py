@@ -11,6 +11,7 @@ Sources: Wilson (JASA 1927) and Clopper and Pearson (Biometrika 1934) at an effe
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, cast
 
 import numpy as np
@@ -283,18 +284,39 @@ def mcnemar(gained: int, lost: int) -> float:
 def sign_flip(differences: Sequence[int]) -> float:
     """Exact two-sided p-value of the sign-flip permutation test on the sum of integer differences.
 
-    The distribution over all 2^I sign patterns comes by convolution, so nothing is sampled. Differences of success
-    shares are integers once multiplied by the number of attempts.
+    Differences of success shares are integers once multiplied by the number of attempts.
     """
-    total = sum(abs(difference) for difference in differences)
-    # distribution[total + k] = probability that the flipped sum is k
-    distribution = np.zeros(2 * total + 1)
-    distribution[total] = 1.0
-    for difference in differences:
-        if difference:
-            distribution = (np.roll(distribution, difference) + np.roll(distribution, -difference)) / 2
-    sums = np.abs(np.arange(-total, total + 1))
-    return min(1.0, float(distribution[sums >= abs(sum(differences))].sum()))
+    magnitudes = np.abs(np.array(differences, dtype=np.int64))
+    return flip_p_value(np.bincount(magnitudes).tolist(), sum(differences))
+
+
+def flip_p_value(counts: Sequence[int], observed: int) -> float:
+    """Chance that flipped differences, of which `counts[k]` have size k, sum to `observed` or farther from 0."""
+    chances = flipped_sums(counts)
+    total = len(chances) // 2
+    tail = chances[: total + 1 - abs(observed)].sum() + chances[total + abs(observed) :].sum()
+    return min(1.0, float(tail))
+
+
+def flipped_sums(counts: Sequence[int]) -> Floats:
+    """Distribution of the sum of differences whose signs are coin flips, of which `counts[k]` have size k.
+
+    Element total + s is the chance of the sum s, total = Σ k·counts[k]. Exact over all sign patterns, and nothing is
+    sampled: n equal sizes k sum to k·(2·Binomial(n, ½) − n), and sizes are put together by convolution.
+    """
+    chances = np.ones(1)
+    for size, count in enumerate(counts):
+        if size and count:
+            spread = np.zeros(2 * size * count + 1)
+            spread[:: 2 * size] = _coins(count)
+            chances = np.convolve(chances, spread)
+    return chances
+
+
+@lru_cache(maxsize=4096)
+def _coins(flips: int) -> Floats:
+    """Chances of 0 … `flips` heads."""
+    return cast(Floats, stats.binom.pmf(np.arange(flips + 1), flips, 0.5))
 
 
 def pass_at_k(outcomes: Sequence[Sequence[bool]], k: int) -> float:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from turngym_leaderboard import statistics
 from turngym_leaderboard.protocol import Instance
+from turngym_leaderboard.ranking import MISSING, Environment, Ranking, rank, solved_attempts
 from turngym_leaderboard.record import Comparison, EpisodeRecord, Rate, RowRecord, Score, Statistics
 
 BOOTSTRAP_SEED = 0
@@ -101,12 +102,34 @@ def compare_agents(rows: Sequence[RowRecord], *, greedy: bool) -> tuple[Comparis
     Args:
         greedy: the protocol's; then every row is greedy.
     """
+    return tuple(comparison for side in _sides(rows, greedy=greedy) for comparison in compare(side))
+
+
+def rank_agents(rows: Sequence[RowRecord], *, attempts: int, greedy: bool) -> tuple[tuple[list[str], Ranking], ...]:
+    """The rankings of a record with the names of those ranked: of the rows between the scripted ones.
+
+    Left out is who is unranked, and a ranking of fewer than two.
+
+    Args:
+        attempts: that every agent was dealt on each instance.
+        greedy: as in `compare_agents`.
+    """
+    rankings: list[tuple[list[str], Ranking]] = []
+    for side in _sides(rows, greedy=greedy):
+        able = [row for row in side if row.statistics is not None and row.statistics.ranked]
+        solved = solved_attempts([outcomes_by_draw(row.episodes) for row in able], attempts)
+        whole = (solved != MISSING).any(axis=1)
+        names = [row.agent for row, is_whole in zip(able, whole, strict=True) if is_whole]
+        if len(names) > 1:
+            rankings.append((names, rank([Environment(solved[whole], attempts)])))
+    return tuple(rankings)
+
+
+def _sides(rows: Sequence[RowRecord], *, greedy: bool) -> tuple[list[RowRecord], list[RowRecord]]:
+    """The rows between the scripted ones: those sampled, and those greedy."""
     contestants = [(row, greedy or row.decoding == "greedy") for row in rows[1:-1]]
-    return tuple(
-        comparison
-        for side in (False, True)
-        for comparison in compare([row for row, is_greedy in contestants if is_greedy == side])
-    )
+    sampled, most_likely = ([row for row, is_greedy in contestants if is_greedy == side] for side in (False, True))
+    return sampled, most_likely
 
 
 def compare(rows: Sequence[RowRecord]) -> tuple[Comparison, ...]:

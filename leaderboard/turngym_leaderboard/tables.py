@@ -4,6 +4,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from turngym_leaderboard import summary
 from turngym_leaderboard.protocol import plays_level_file
 from turngym_leaderboard.record import Comparison, ProtocolRecord, Record, RowRecord, Score, Statistics
 
@@ -18,6 +19,8 @@ def show(console: Console, record: Record) -> None:
     console.print(table(record))
     for comparison in record.comparisons:
         console.print(Text(comparison_line(comparison)))
+    for line in rank_lines(record):
+        console.print(Text(line))
 
 
 def protocol_line(record: Record) -> str:
@@ -137,6 +140,25 @@ def comparison_line(comparison: Comparison) -> str:
         f"paired over {comparison.instances} instances; exact {comparison.test} p = {comparison.p_value:.2g}, "
         f"Holm {comparison.holm_p_value:.2g})"
     )
+
+
+def rank_lines(record: Record) -> list[str]:
+    """Ranks of the agents, where there are several, and what this comparison could have told apart."""
+    protocol = record.protocol
+    lines: list[str] = []
+    for names, ranking in summary.rank_agents(record.rows, attempts=protocol.attempts, greedy=protocol.greedy):
+        ranks = ", ".join(f"{names[agent]} {_range(*ranking.ranks[agent])}" for agent in ranking.order)
+        assert ranking.detectable is not None
+        lines.append(
+            f"ranks: {ranks} ({_count(len(ranking.pairs), 'pair')}, any false difference in at most "
+            f"{ranking.level * 100:g} % of cases; a difference of {ranking.detectable * 100:.1f} points is found in 4 "
+            "of 5)"
+        )
+    return lines
+
+
+def _range(best: int, worst: int) -> str:
+    return str(best) if best == worst else f"{best}–{worst}"
 
 
 def _name(row: RowRecord) -> str:

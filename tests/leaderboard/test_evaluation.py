@@ -141,6 +141,15 @@ def test_comparisons_are_between_the_agents_only(evaluation):
     assert comparison.difference == pytest.approx(sum(around[d] - up[d] for d in up) / 24)
 
 
+def test_ranks_are_told_of_agents_that_are_compared(evaluation):
+    # Over 24 worlds neither is better with 95 % certainty, so that both share the ranks.
+    [line] = tables.rank_lines(evaluation.record)
+    assert line.startswith("ranks: ")
+    assert "up 1–2" in line
+    assert "around 1–2" in line
+    assert "(1 pair, any false difference in at most 5 % of cases; a difference of " in line
+
+
 def test_the_same_digests_whatever_the_batch_and_whoever_else_plays(client, evaluation):
     again = evaluate(client, SMALL, [Script("around", ["Up", "Right", "Down", "Left"], ["Left", "fly"])], sessions=24)
     for name in ("random", "around", "oracle"):

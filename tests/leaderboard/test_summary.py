@@ -143,3 +143,31 @@ def test_comparisons_pair_by_instance_and_leave_out_what_is_unresolved():
     # McNemar: 1 gained of 1, 3 of 3, 1 of 1: p = 1, 1/4, 1; Holm: 3 · 1/4 and then 1.
     assert [c.p_value for c in compared] == pytest.approx([1, 0.25, 1])
     assert [c.holm_p_value for c in compared] == pytest.approx([1, 0.75, 1])
+
+
+def test_agents_are_ranked_among_those_that_are_ranked_and_decoded_alike():
+    def told(name: str, outcomes, decoding: str = "T = 1") -> RowRecord:
+        episodes = tuple(episode(draw, success) for draw, success in enumerate(outcomes))
+        statistics = summary.summarise(episodes, exact([0.0] * 8), exact([1.0] * 8), samples=False)
+        return RowRecord(agent=name, description={}, decoding=decoding, statistics=statistics, episodes=episodes)
+
+    never, always = [False] * 8, [True] * 8
+    rows = [
+        told("random", never),
+        told("none", never),
+        told("most", [*[True] * 7, False]),
+        told("lost", [*[True] * 7, None]),
+        told("all", always),
+        told("all (greedy)", always, "greedy"),
+        told("none (greedy)", never, "greedy"),
+        told("oracle", always),
+    ]
+    (sampled, ranks), (greedy, greedy_ranks) = summary.rank_agents(rows, attempts=1, greedy=False)
+    assert (sampled, greedy) == (["none", "most", "all"], ["all (greedy)", "none (greedy)"])
+    # Holm over three pairs: none and all 3·2/2⁸, none and most 2·2/2⁷, most and all 1; over one pair 2/2⁸.
+    assert [pair.adjusted for pair in ranks.pairs] == pytest.approx([4 / 2**7, 3 / 2**7, 1])
+    assert ranks.ranks == ((3, 3), (1, 2), (1, 2))
+    assert [pair.adjusted for pair in greedy_ranks.pairs] == pytest.approx([2 / 2**8])
+    [(everybody, _)] = summary.rank_agents(rows, attempts=1, greedy=True)
+    assert everybody == [*sampled, *greedy]
+    assert summary.rank_agents([rows[0], rows[1], rows[-1]], attempts=1, greedy=False) == ()
