@@ -1,0 +1,219 @@
+"""Submissions and their files, up to the queue. What happens to them from there is in `work`."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from turngym_leaderboard.boards import BoardDefinition
+from turngym_leaderboard.store import reading
+from turngym_leaderboard.store.database import Store
+from turngym_leaderboard.store.errors import LimitReached, NotFound, WrongState
+from turngym_leaderboard.store.models import BoardRow, FileRow, SubmissionRow
+from turngym_leaderboard.store.values import (
+    FINAL,
+    NEXT,
+    Board,
+    Kind,
+    Owner,
+    State,
+    Submission,
+    SubmissionFile,
+    Visibility,
+)
+
+_SET: Final = frozenset({State.VALIDATED, State.QUEUED, State.FAILED})
+"""States that are not a worker's to give."""
+
+
+def new_public_id() -> str:
+    """Random: 64 bits, in hexadecimal."""
+    return secrets.token_hex(8)
+
+
+def create(
+    store: Store,
+    board: Board,
+    owner: Owner,
+    *,
+    name: str,
+    kind: Kind,
+    visibility: Visibility = Visibility.PRIVATE,
+    description: Mapping[str, str] | None = None,
+    files: Sequence[SubmissionFile] = (),
+) -> Submission:
+    """A new submission, UPLOADED: its files are still to come.
+
+    Raises:
+        WrongState: the season is over.
+        LimitReached: the owner has none left in it.
+    """
+    now = reading.utc_now()
+    with store.writing() as session:
+        row = _board(session, board.id)
+        if row.closed is not None:
+            raise WrongState(f"the season of {row.slug} is over; nothing more is submitted to it")
+        _check_number(session, row, owner.id)
+        submission = SubmissionRow(
+            public_id=new_public_id(),
+            board_id=row.id,
+            owner_id=owner.id,
+            name=name,
+            kind=kind,
+            visibility=visibility,
+            description=dict(description or {}),
+            state=State.UPLOADED,
+            total=board.definition.episodes,
+            created=now,
+            changed=now,
+        )
+        session.add(submission)
+        session.flush()
+        session.add_all(
+            FileRow(
+                submission_id=submission.id, name=file.name, size=file.size, sha256=file.sha256, received=file.received
+            )
+            for file in files
+        )
+        session.refresh(submission)
+        return reading.submission(submission)
+
+
+def find(store: Store, public_id: str) -> Submission:
+    """Raises NotFound."""
+    with store.reading() as session:
+        return reading.submission(_row(session, public_id))
+
+
+def of_board(store: Store, board: Board) -> list[Submission]:
+    """All of a board, oldest first, whoever may see them: `visibility` says who."""
+    with store.reading() as session:
+        rows = session.scalars(
+            select(SubmissionRow).where(SubmissionRow.board_id == board.id).order_by(SubmissionRow.id)
+        )
+        return [reading.submission(row) for row in rows]
+
+
+def of_owner(store: Store, owner: Owner) -> list[Submission]:
+    """All of an owner, on all boards, newest first."""
+    with store.reading() as session:
+        rows = session.scalars(
+            select(SubmissionRow).where(SubmissionRow.owner_id == owner.id).order_by(SubmissionRow.id.desc())
+        )
+        return [reading.submission(row) for row in rows]
+
+
+def set_state(store: Store, public_id: str, state: State, *, reason: str = "") -> Submission:
+    """Moves a submission on; a worker that plays it notices when it has been failed meanwhile.
+
+    Raises:
+        NotFound: there is no such submission.
+        WrongState: this state does not follow from its present one, or its season is over.
+        LimitReached: it would be queued, and its owner has none left in the season. Queued again, it does not count
+            again.
+    """
+    now = reading.utc_now()
+    with store.writing() as session:
+        row = _row(session, public_id, lock=True)
+        if state not in _SET or state not in NEXT[row.state]:
+            raise WrongState(f"submission {public_id} is {row.state.value}; it cannot become {state.value}")
+        if state is State.QUEUED:
+            board = _board(session, row.board_id)
+            if board.closed is not None:
+                raise WrongState(f"the season of {board.slug} is over; nothing more is played in it")
+            if row.queued is None and row.owner_id is not None:
+                _check_number(session, board, row.owner_id)
+            row.queued, row.finished, row.idle_claims = row.queued or now, None, 0
+        if state in FINAL:
+            row.finished = now
+        row.lease_holder = row.lease_until = None
+        row.state, row.reason, row.changed = state, clean(reason), now
+        session.flush()
+        return reading.submission(row)
+
+
+def set_visibility(store: Store, public_id: str, visibility: Visibility) -> Submission:
+    """Raises NotFound."""
+    with store.writing() as session:
+        row = _row(session, public_id, lock=True)
+        row.visibility, row.changed = visibility, reading.utc_now()
+        session.flush()
+        return reading.submission(row)
+
+
+def files(store: Store, public_id: str) -> list[SubmissionFile]:
+    """The files that a submission consists of, by name. Raises NotFound."""
+    with store.reading() as session:
+        submission = _row(session, public_id)
+        rows = session.scalars(select(FileRow).where(FileRow.submission_id == submission.id).order_by(FileRow.name))
+        return [reading.file(row) for row in rows]
+
+
+def set_received(store: Store, public_id: str, name: str, received: int) -> None:
+    """Notes how many bytes of a file have arrived.
+
+    Raises:
+        NotFound: there is no such submission or file.
+        WrongState: the submission is past its upload.
+    """
+    with store.writing() as session:
+        submission = _row(session, public_id, lock=True)
+        if submission.state is not State.UPLOADED:
+            raise WrongState(f"submission {public_id} is {submission.state.value}; it takes no more files")
+        changed = session.execute(
+            update(FileRow)
+            .where(FileRow.submission_id == submission.id, FileRow.name == name)
+            .values(received=received)
+            .returning(FileRow.name)
+        )
+        if not changed.all():
+            raise NotFound(f"submission {public_id} has no file {name!r}")
+
+
+def left_in_season(store: Store, board: Board, owner: Owner) -> int:
+    """How many more submissions of this owner can be scored on this board."""
+    with store.reading() as session:
+        return board.definition.submissions_per_owner - _counted(session, board.id, owner.id)
+
+
+def clean(text: str) -> str:
+    """Without NUL and lone surrogates, which PostgreSQL or UTF-8 cannot hold: what it is made of may be an agent's."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def _check_number(session: Session, board: BoardRow, owner_id: int) -> None:
+    # Two at once of one owner wait for each other here, so that both see the other's.
+    session.execute(select(BoardRow.id).where(BoardRow.id == board.id).with_for_update())
+    allowed = BoardDefinition.model_validate(board.definition).submissions_per_owner
+    if _counted(session, board.id, owner_id) >= allowed:
+        raise LimitReached(f"{allowed} submissions of an owner are scored in a season of {board.slug}; none is left")
+
+
+def _counted(session: Session, board_id: int, owner_id: int) -> int:
+    return (
+        session.scalar(
+            select(func.count()).where(
+                SubmissionRow.board_id == board_id,
+                SubmissionRow.owner_id == owner_id,
+                SubmissionRow.queued.is_not(None),
+            )
+        )
+        or 0
+    )
+
+
+def _board(session: Session, board_id: int) -> BoardRow:
+    row = session.get(BoardRow, board_id)
+    if row is None:
+        raise NotFound(f"there is no board of number {board_id}")
+    return row
+
+
+def _row(session: Session, public_id: str, *, lock: bool = False) -> SubmissionRow:
+    wanted = select(SubmissionRow).where(SubmissionRow.public_id == public_id)
+    row = session.scalar(wanted.with_for_update(of=SubmissionRow) if lock else wanted)
+    if row is None:
+        raise NotFound(f"there is no submission {public_id!r}")
+    return row

@@ -1,0 +1,232 @@
+"""What the store gives and takes: frozen values, of which none is tied to a database.
+
+Times are aware and UTC. Public ids are random and may stand in addresses; numbers (`id`) are the database's own.
+"""
+
+import enum
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from turngym_leaderboard.boards import BoardDefinition, EnvironmentDefinition
+from turngym_leaderboard.protocol import Instance, Selection
+from turngym_leaderboard.record import EpisodeRecord, Statistics, Trajectory
+
+
+class Role(enum.StrEnum):
+    """What a token may do. ADMIN: everything, and see everything."""
+
+    SUBMIT = "submit"
+    ADMIN = "admin"
+
+
+class Kind(enum.StrEnum):
+    """What plays a submission's episodes."""
+
+    CHECKPOINT = "checkpoint"
+    ENDPOINT = "endpoint"
+    SCRIPTED = "scripted"
+    REMOTE = "remote"
+
+
+class Visibility(enum.StrEnum):
+    """Who may see a submission: its owner and admins, or everybody."""
+
+    PRIVATE = "private"
+    PUBLIC = "public"
+
+
+class State(enum.StrEnum):
+    """Where a submission stands.
+
+    UPLOADED: files are arriving. VALIDATED: all are there and sound. QUEUED: a worker may take it. RUNNING: one has.
+    SCORED: every episode has its result. INCOMPLETE: some could not be played because the servers failed; it can be
+    queued again. FAILED: it cannot be scored; the reason says why.
+    """
+
+    UPLOADED = "uploaded"
+    VALIDATED = "validated"
+    QUEUED = "queued"
+    RUNNING = "running"
+    SCORED = "scored"
+    INCOMPLETE = "incomplete"
+    FAILED = "failed"
+
+
+NEXT: Final[dict[State, frozenset[State]]] = {
+    State.UPLOADED: frozenset({State.VALIDATED, State.FAILED}),
+    State.VALIDATED: frozenset({State.QUEUED, State.FAILED}),
+    State.QUEUED: frozenset({State.RUNNING, State.FAILED}),
+    State.RUNNING: frozenset({State.QUEUED, State.SCORED, State.INCOMPLETE, State.FAILED}),
+    State.SCORED: frozenset(),
+    State.INCOMPLETE: frozenset({State.QUEUED}),
+    State.FAILED: frozenset({State.QUEUED}),
+}
+"""From each state, those that may follow."""
+
+FINAL: Final = frozenset({State.SCORED, State.INCOMPLETE, State.FAILED})
+"""States in which nothing more happens by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    id: int
+    name: str
+    created: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """A bearer token without its text, of which only the SHA-256 is kept."""
+
+    id: int
+    owner: Owner
+    role: Role
+    created: datetime
+    expires: datetime | None
+    revoked: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """A board, without its secret.
+
+    Attributes:
+        slug: name and season; unique.
+        secret_hash: SHA-256 in hexadecimal of the secret's decimal digits, published from the first day.
+        secret: decimal digits; None until the season is closed.
+    """
+
+    id: int
+    slug: str
+    definition: BoardDefinition
+    secret_hash: str
+    secret: str | None
+    created: datetime
+    closed: datetime | None
+    environments: tuple["Environment", ...]
+
+    def environment(self, label: str) -> "Environment":
+        """Raises KeyError."""
+        for environment in self.environments:
+            if environment.label == label:
+                return environment
+        raise KeyError(label)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """A board's environment as it was dealt, without its instances.
+
+    Attributes:
+        version, split_epoch, options_json: what the server said; every submission is played under just these.
+    """
+
+    id: int
+    label: str
+    definition: EnvironmentDefinition
+    version: str
+    split_epoch: int
+    options_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """The instances of an environment of a board.
+
+    Attributes:
+        scored: those that count, each played as often as the definition says.
+        showcase: those that anybody may see, each played once; none of their worlds is scored.
+    """
+
+    scored: Selection
+    showcase: tuple[Instance, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """An agent that is scored on a board.
+
+    Attributes:
+        id: the database's. public_id: in addresses.
+        owner: None: the board itself, of its scripted rows.
+        description: what it is, for the record; shown to whoever may see the submission.
+        reason: why it failed or is incomplete, or "".
+        episodes: played so far, of `total`.
+        queued: when it was queued first; that is when it began to count against its owner's number.
+    """
+
+    id: int
+    public_id: str
+    board_id: int
+    owner: Owner | None
+    name: str
+    kind: Kind
+    visibility: Visibility
+    description: dict[str, str]
+    state: State
+    reason: str
+    episodes: int
+    total: int
+    created: datetime
+    changed: datetime
+    queued: datetime | None
+    started: datetime | None
+    finished: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmissionFile:
+    """A file of a submission. `sha256`: hexadecimal. `received`: bytes that have arrived of `size`."""
+
+    name: str
+    size: int
+    sha256: str
+    received: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """One line of a list of episodes: what can be listed and filtered without reading the episode.
+
+    Attributes:
+        environment: the label.
+        sealed: its server was given sealed seeds, which its digest tells.
+    """
+
+    id: int
+    environment: str
+    draw: int
+    attempt: int
+    showcase: bool
+    outcome: str
+    success: bool | None
+    total_reward: float
+    turns: int
+    tokens: int | None
+    end_reason: str
+    sealed: bool
+    finished: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedEpisode:
+    """An episode with all that was read and written in it."""
+
+    line: Episode
+    record: EpisodeRecord
+    trajectory: Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a submission came to in one environment.
+
+    Attributes:
+        statistics: None where `unavailable` says why it cannot play this environment.
+    """
+
+    environment: str
+    statistics: Statistics | None
+    unavailable: str
+    computed: datetime

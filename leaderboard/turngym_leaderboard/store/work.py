@@ -1,0 +1,249 @@
+"""What workers do: claim a submission by a lease, commit its episodes, finish it.
+
+A lease that is not extended runs out, and any worker may claim the submission then; the one that lost it is told so at
+its next transaction, and nothing of that is kept. Workers' clocks must agree within a fraction of a lease.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import Select, and_, func, or_, select
+from sqlalchemy.orm import Session
+
+from turngym_leaderboard.record import EpisodeRecord, Statistics, Trajectory
+from turngym_leaderboard.store import reading
+from turngym_leaderboard.store.database import Store
+from turngym_leaderboard.store.errors import LeaseLost
+from turngym_leaderboard.store.models import EpisodeRow, ResultRow, SubmissionRow, TrajectoryRow
+from turngym_leaderboard.store.submissions import clean
+from turngym_leaderboard.store.values import Environment, Kind, State, Submission
+
+IDLE_CLAIMS: Final = 5
+"""After so many claims in a row that came to no episode a submission has failed: it kills its workers."""
+
+Key = tuple[int, int]
+"""Draw and attempt: an episode of a submission in one environment."""
+
+UNRESOLVED: Final = "unresolved"
+"""The outcome of episodes that a server failed in: the only ones that are ever played again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a worker holds a submission by.
+
+    Attributes:
+        holder: unique to the claim's worker process.
+    """
+
+    submission: Submission
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What came of a commit of episodes.
+
+    Attributes:
+        new: episodes that were not there before, or were unresolved.
+        differing: (draw, attempt) of those that were there and came out otherwise; they stay as they were.
+    """
+
+    new: int
+    differing: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NewResult:
+    """A row's numbers in one environment, to be kept. `statistics` is None where `unavailable` says why."""
+
+    environment_id: int
+    statistics: Statistics | None
+    unavailable: str = ""
+
+
+def claim(store: Store, holder: str, kinds: Collection[Kind], *, now: datetime, until: datetime) -> Lease | None:
+    """The next submission to play, now RUNNING and this holder's; None: there is none.
+
+    Scripted rows come first, since other rows are measured by them, then whichever was queued first.
+    """
+    while True:
+        with store.writing() as session:
+            row = session.scalar(_claimable(kinds, now))
+            if row is None:
+                return None
+            row.changed = now
+            if row.idle_claims >= IDLE_CLAIMS:
+                row.state, row.finished, row.lease_holder, row.lease_until = State.FAILED, now, None, None
+                row.reason = (
+                    f"{IDLE_CLAIMS} workers in a row ended without playing a single one of its episodes: it takes more "
+                    "memory or time than they have, or stops them"
+                )
+                continue
+            row.state, row.lease_holder, row.lease_until = State.RUNNING, holder, until
+            row.started = row.started or now
+            row.idle_claims += 1
+            session.flush()
+            return Lease(reading.submission(row), holder)
+
+
+def extend(store: Store, lease: Lease, *, until: datetime) -> None:
+    """Holds a submission for longer. Raises LeaseLost."""
+    with store.writing() as session:
+        _held(session, lease).lease_until = until
+
+
+def release(store: Store, lease: Lease, *, now: datetime) -> None:
+    """Puts a submission back into the queue, where it keeps its place and its episodes. Raises LeaseLost."""
+    with store.writing() as session:
+        row = _held(session, lease)
+        row.state, row.changed, row.lease_holder, row.lease_until = State.QUEUED, now, None, None
+        row.idle_claims = 0
+
+
+def commit(
+    store: Store,
+    lease: Lease,
+    environment: Environment,
+    played: Sequence[tuple[EpisodeRecord, Trajectory]],
+    *,
+    showcase: bool,
+    sealed: bool,
+    now: datetime,
+) -> Commit:
+    """Keeps finished episodes. One that is there already stays as it is, unless it was unresolved.
+
+    Raises:
+        LeaseLost: nothing is kept.
+    """
+    new, differing = 0, list[Key]()
+    with store.writing() as session:
+        submission = _held(session, lease)
+        there = _there(session, submission.id, environment.id, {record.draw for record, _ in played})
+        for record, trajectory in played:
+            known = there.get((record.draw, record.attempt))
+            if known is not None and known.outcome != UNRESOLVED:
+                if record.outcome != UNRESOLVED and _differ(known, record):
+                    differing.append((record.draw, record.attempt))
+                continue
+            row = known or EpisodeRow(
+                submission_id=submission.id,
+                environment_id=environment.id,
+                draw=record.draw,
+                attempt=record.attempt,
+                showcase=showcase,
+            )
+            _fill(row, record, sealed=sealed, now=now)
+            session.add(row)
+            session.flush()
+            session.merge(TrajectoryRow(episode_id=row.id, trajectory=trajectory.model_dump_json()))
+            new += record.outcome != UNRESOLVED
+        if new:
+            submission.episodes += new
+            submission.idle_claims = 0
+    return Commit(new, tuple(differing))
+
+
+def finish(
+    store: Store, lease: Lease, state: State, *, results: Sequence[NewResult], reason: str = "", now: datetime
+) -> None:
+    """Ends a submission's play as SCORED, INCOMPLETE or FAILED, with its numbers. Raises LeaseLost."""
+    with store.writing() as session:
+        row = _held(session, lease)
+        row.state, row.reason, row.changed, row.finished = state, clean(reason), now, now
+        row.lease_holder = row.lease_until = None
+        _keep(session, row.id, results, now)
+
+
+def keep_results(store: Store, submission_id: int, results: Sequence[NewResult], *, now: datetime) -> None:
+    """Replaces the numbers of a submission that is not played: what it is measured by has changed."""
+    with store.writing() as session:
+        _keep(session, submission_id, results, now)
+
+
+def done(store: Store, submission_id: int, environment_id: int) -> dict[Key, str]:
+    """The outcome of each (draw, attempt) that has been played, unresolved ones included."""
+    with store.reading() as session:
+        rows = session.execute(
+            select(EpisodeRow.draw, EpisodeRow.attempt, EpisodeRow.outcome).where(
+                EpisodeRow.submission_id == submission_id, EpisodeRow.environment_id == environment_id
+            )
+        )
+        return {(draw, attempt): outcome for draw, attempt, outcome in rows}
+
+
+def _claimable(kinds: Collection[Kind], now: datetime) -> Select[SubmissionRow]:
+    abandoned = and_(SubmissionRow.state == State.RUNNING, SubmissionRow.lease_until <= now)
+    return (
+        select(SubmissionRow)
+        .where(or_(SubmissionRow.state == State.QUEUED, abandoned), SubmissionRow.kind.in_(kinds))
+        .order_by((SubmissionRow.kind != Kind.SCRIPTED), SubmissionRow.queued, SubmissionRow.id)
+        .limit(1)
+        .with_for_update(skip_locked=True, of=SubmissionRow)
+    )
+
+
+def _held(session: Session, lease: Lease) -> SubmissionRow:
+    row = session.scalar(
+        select(SubmissionRow)
+        .where(
+            SubmissionRow.id == lease.submission.id,
+            SubmissionRow.state == State.RUNNING,
+            SubmissionRow.lease_holder == lease.holder,
+        )
+        .with_for_update(of=SubmissionRow)
+    )
+    if row is None:
+        raise LeaseLost(f"submission {lease.submission.public_id} is no longer this worker's")
+    return row
+
+
+def _there(session: Session, submission_id: int, environment_id: int, draws: Collection[int]) -> dict[Key, EpisodeRow]:
+    rows = session.scalars(
+        select(EpisodeRow).where(
+            EpisodeRow.submission_id == submission_id,
+            EpisodeRow.environment_id == environment_id,
+            EpisodeRow.draw.in_(draws),
+        )
+    )
+    return {(row.draw, row.attempt): row for row in rows}
+
+
+def _differ(known: EpisodeRow, record: EpisodeRecord) -> bool:
+    kept = EpisodeRecord.model_validate_json(known.record)
+    return (kept.digest, kept.outcome, kept.actions) != (record.digest, record.outcome, record.actions)
+
+
+def _fill(row: EpisodeRow, record: EpisodeRecord, *, sealed: bool, now: datetime) -> None:
+    row.outcome = record.outcome
+    row.success = record.success
+    row.total_reward = record.total_reward
+    row.turns = len(record.actions)
+    row.tokens = record.tokens
+    row.end_reason = record.end_reason
+    row.sealed = sealed
+    row.finished = now
+    row.record = record.model_dump_json()
+
+
+def _keep(session: Session, submission_id: int, results: Sequence[NewResult], now: datetime) -> None:
+    for result in results:
+        statistics = result.statistics
+        session.merge(
+            ResultRow(
+                submission_id=submission_id,
+                environment_id=result.environment_id,
+                statistics=statistics.model_dump_json() if statistics is not None else None,
+                unavailable=clean(result.unavailable),
+                computed=now,
+            )
+        )
+
+
+def unfinished(store: Store) -> int:
+    """Submissions that are queued or running, on all boards."""
+    with store.reading() as session:
+        states = (State.QUEUED, State.RUNNING)
+        return session.scalar(select(func.count()).where(SubmissionRow.state.in_(states))) or 0

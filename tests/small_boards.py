@@ -1,0 +1,90 @@
+"""Small boards for tests: their definition, instances that no server dealt, and episodes that nobody played."""
+
+from turngym_client import Limits
+from turngym_leaderboard import seeds
+from turngym_leaderboard.boards import BoardDefinition
+from turngym_leaderboard.protocol import Instance, Selection
+from turngym_leaderboard.record import EpisodeRecord, Trajectory, TurnRecord
+from turngym_leaderboard.store.values import Deal
+
+SECRET = 2**255 + 12_345
+
+
+def definition(**fields):
+    """Two instances with two attempts and one in the showcase, of frozen_lake; 5 episodes."""
+    told = {
+        "name": "lakes",
+        "title": "Lakes",
+        "season": "one",
+        "sealed": False,
+        "submissions_per_owner": 2,
+        "environments": [{"id": "frozen_lake", "instances": 2, "attempts": 2, "showcase": 1}],
+    }
+    return BoardDefinition.model_validate(told | fields)
+
+
+def deal(instances=2, showcase=1):
+    secret = str(SECRET).encode()
+    dealt = [
+        Instance(
+            draw=2 * k,
+            level_seed=seeds.level_seed(secret, "frozen_lake", 2 * k),
+            instance_id=f"instance {k}",
+            world_id=f"world {k}",
+            floor=0.1,
+            ceiling=0.5,
+        )
+        for k in range(instances + showcase)
+    ]
+    scored = Selection(
+        instances=tuple(dealt[:instances]),
+        draws=2 * (instances + showcase),
+        version="1.0",
+        split_epoch=1,
+        options_json='{"size":4}',
+        limits=Limits(max_turns=5, max_actions=10, max_actions_per_turn=5),
+    )
+    return Deal(scored, tuple(dealt[instances:]))
+
+
+def episode(
+    instance, attempt=0, *, outcome="played", success=True, action="Up", digest="d0", text="<answer>Up</answer>"
+):
+    """A played episode of one turn, as a runner would tell it."""
+    turn = TurnRecord(
+        observation="a lake",
+        text=text,
+        reasoning="",
+        actions=(action,),
+        actions_executed=1,
+        reward=float(bool(success)),
+        action_valid=True,
+        valid_format=True,
+        cut_off=False,
+        tokens=7,
+    )
+    record = EpisodeRecord(
+        draw=instance.draw,
+        attempt=attempt,
+        level_seed=instance.level_seed,
+        noise_seed=1,
+        agent_seed=2,
+        instance_id=instance.instance_id,
+        world_id=instance.world_id,
+        outcome=outcome,
+        fault="",
+        success=None if outcome == "unresolved" else success,
+        truncated=False,
+        end_reason="environment",
+        actions=((action,),),
+        rewards=(turn.reward,),
+        invalid_turns=0,
+        unparsed_turns=0,
+        cut_off_turns=0,
+        tokens=7,
+        digest=digest,
+    )
+    trajectory = Trajectory(
+        agent="tiny", draw=instance.draw, attempt=attempt, turns=(turn,), last_observation="the other side"
+    )
+    return record, trajectory
