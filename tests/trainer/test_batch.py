@@ -77,7 +77,9 @@ def test_a_turns_reward_is_on_its_last_action_token():
     trajectories = two_episodes()
     batch = lay_out(trajectories)
     laid = [
-        row for trajectory in trajectories for row in lay_on_rows(trajectory, turn_rewards(trajectory, RewardConfig()))
+        row
+        for trajectory in trajectories
+        for row in lay_on_rows(trajectory, turn_rewards(trajectory, RewardConfig(), 1.0))
     ]
     assert [row.tolist() for row in laid] == [[0, 0, 1, 0, 0, 2], [0, 0, 0], [0, 0, -1], [0, 0, 5, 0]]
     assert batch.gather(laid).tolist() == [0, 1, 2, 0, 0, -1, 0, 5]
@@ -115,5 +117,7 @@ def test_shaping_is_added_turn_by_turn():
         [row([-1, 0, 1, 2])],
         [turn(-0.5), turn(10.0, valid_action=False), turn(0.25, valid_format=False, valid_action=False)],
     )
-    np.testing.assert_allclose(turn_rewards(played, RewardConfig(invalid_turn=-0.3)), [-0.5, 9.7, -0.05])
+    np.testing.assert_allclose(turn_rewards(played, RewardConfig(invalid_turn=-0.3), 1.0), [-0.5, 9.7, -0.05])
     assert played.environment_return == 9.75
+    # What the environment pays is scaled, what is added is not.
+    np.testing.assert_allclose(turn_rewards(played, RewardConfig(invalid_turn=-0.3), 2.0), [-1.0, 19.7, 0.2])

@@ -29,12 +29,12 @@ def turn(reward, valid=True):
     return TurnRecord("", "", "", ("a",), reward, valid, valid, 1)
 
 
-def episode(group, member, *turns, tokens=2, seed=0):
+def episode(group, member, *turns, tokens=2, seed=0, environment="sokoban"):
     rng = np.random.default_rng((seed, group, member))
     turn_of = np.concatenate([np.full(3, -1)] + [np.full(tokens, index) for index in range(len(turns))])
     logprobs = np.where(turn_of >= 0, -5.0, 0).astype(np.float32)
     row = Row(rng.integers(0, 100, len(turn_of)), turn_of >= 0, turn_of, logprobs)
-    return Trajectory("e", group, member, 0, 0, "", None, True, False, "", (row,) if turns else (), turns)
+    return Trajectory(environment, group, member, 0, 0, "", None, True, False, "", (row,) if turns else (), turns)
 
 
 def learner(config: Config, *, with_critic=True, reference_seed=None):
@@ -69,6 +69,53 @@ def test_grading_shapes_each_turn_and_filters_on_either():
     on_task = grade(episodes, config_of("filter.keep=0.5", "filter.on=task"), Place(1))
     assert on_task.kept.tolist() == [False, False, True, True]
     np.testing.assert_allclose(on_task.rewards, graded.rewards)
+
+
+PAID_UNLIKE = [
+    'mixture.environments=[{id="rich", reward_range=12.0, reward_scale=0.1}, {id="poor"}]',
+    "reward.invalid_turn=-0.5",
+    "filter.kind=none",
+    "rollout.group_size=2",
+    "rollout.groups=16",
+    "critic.warmup_iterations=0",
+]
+
+
+def test_rewards_of_a_mixture_are_learnt_at_their_scales():
+    """One environment pays 10 and one 1; an invalid turn costs 0.5 in either."""
+    episodes = (
+        episode(0, 0, turn(10.0), environment="rich"),
+        episode(0, 1, turn(0.0), turn(2.0, valid=False), environment="rich"),
+        episode(1, 0, turn(1.0), environment="poor"),
+        episode(1, 1, turn(0.2, valid=False), environment="poor"),
+    )
+    config = load_config(settings=PAID_UNLIKE)
+    graded = grade(episodes, config, Place(1))
+    np.testing.assert_allclose(graded.rewards, [1.0, -0.3, 1.0, -0.3])
+    np.testing.assert_allclose(graded.turn_rewards[1], [0.0, -0.3])
+    assert [each.environment_return for each in graded.trajectories] == [10.0, 2.0, 1.0, 0.2]
+    trained = learner(config)
+    assert trained.critic.reward_range == pytest.approx(1.2)
+    learn(trained, graded, config, Place(1))
+    lesson, _, _ = trained.given
+    # Values are 0 at first, so targets are returns to go; a turn has two tokens.
+    np.testing.assert_allclose(lesson.targets, [1, 1, -0.3, -0.3, -0.3, -0.3, 1, 1, -0.3, -0.3], atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, of in ADVANTAGES.items() if of.compares_members])
+def test_what_is_divided_by_its_spread_has_no_scale(kind):
+    episodes = tuple(episode(0, member, turn(float(member**2))) for member in range(3))
+    advantages: list[np.ndarray] = []
+    for scale in (1.0, 8.0):
+        settings = [f"advantage.kind={kind}", "filter.kind=none", f"environment.reward_scale={scale}"]
+        if kind == "dr_grpo":
+            settings.append("update.aggregation=length-limit")
+        config = config_of("rollout.group_size=3", *settings)
+        trained = learner(config, with_critic=False)
+        learn(trained, grade(episodes, config, Place(1)), config, Place(1))
+        advantages.append(trained.given[0].advantages)
+    assert np.abs(advantages[0]).max() > 0.5
+    np.testing.assert_allclose(advantages[1], advantages[0] * (1.0 if kind == "grpo" else 8.0), rtol=1e-5)
 
 
 def test_random_groups_are_a_function_of_run_and_iteration():

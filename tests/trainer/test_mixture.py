@@ -21,7 +21,10 @@ from turngym_trainer.settings import ConfigError, config_from_tree, config_tree,
 from turngym_trainer.train import resumable, train
 from turngym_trainer.warm_start import warm_start
 
-TWO = '[{id="sokoban", max_turns=3, weight=[3, 1]}, {id="sokoban", name="short", max_turns=2, weight=[1.0, 3.0]}]'
+TWO = (
+    '[{id="sokoban", max_turns=3, weight=[3, 1]}, {id="sokoban", name="short", max_turns=2, weight=[1.0, 3.0], '
+    "reward_scale=0.25}]"
+)
 
 
 def mixed(*entries, settings=()):
@@ -79,6 +82,7 @@ def test_a_mixture_reads_back_the_same(tmp_path):
         (['{id="a", weight=[]}'], [], "mixture.environments.0.weight"),
         (['{id="a", weight=[1, 2, 3]}'], [], "mixture.environments.0.weight"),
         (['{id="a", weight=[-1]}'], [], "mixture.environments.0.weight"),
+        (['{id="a", reward_scale=0}'], [], "mixture.environments.0.reward_scale"),
         (['{id="a", turns=3}'], [], "unknown setting 'mixture.environments.0.turns'"),
         (['{id="a"}'], ["environment.max_turns=3"], "environment.max_turns: a mixture names its environments itself"),
         (['{id="a"}', '{id="b", split="all"}'], [], "has met the worlds of validation"),
@@ -130,6 +134,9 @@ def test_groups_are_of_one_environment_and_told_of_each(whole):
             if own:
                 assert line[f"train/{name}/reward"] == pytest.approx(np.mean([e["reward"] for e in own]))
                 assert line[f"train/{name}/turns"] <= (3, 2)[number]
+            for e in own:
+                charged = sum(not (turn["valid_format"] and turn["valid_action"]) for turn in e["turns"])
+                assert e["reward"] == pytest.approx((1.0, 0.25)[number] * e["environment_return"] - 0.1 * charged)
         # A quarter of each environment's groups: one of each.
         kept = {(e["environment"], e["group"]) for e in played if e["kept"]}
         assert len(kept) == len({name for name, _ in kept})

@@ -35,7 +35,7 @@ def config_of(*settings):
 
 def episode(group, member, reward, turns=1):
     turn = TurnRecord("", "", "", ("a",), reward, True, True, 1)
-    return Trajectory("e", group, member, 0, 0, "", None, True, False, "", (), (turn,) * turns)
+    return Trajectory("sokoban", group, member, 0, 0, "", None, True, False, "", (), (turn,) * turns)
 
 
 def group_of(group, *rewards):
@@ -57,7 +57,7 @@ def test_what_is_wanting():
 
 def test_what_makes_groups_wanting_is_what_the_filter_looks_at():
     spoilt = TurnRecord("", "", "", ("a",), 1.0, False, False, 1)
-    groups = {0: (episode(0, 0, 1.0), Trajectory("e", 0, 1, 0, 0, "", None, True, False, "", (), (spoilt,)))}
+    groups = {0: (episode(0, 0, 1.0), Trajectory("sokoban", 0, 1, 0, 0, "", None, True, False, "", (), (spoilt,)))}
     assert wanting_groups(groups, config_of("rollout.groups=1", "update.minibatch_episodes=2"), 1) == []
     on_task = config_of("rollout.groups=1", "update.minibatch_episodes=2", "filter.on=task")
     assert wanting_groups(groups, on_task, 1) == [0]

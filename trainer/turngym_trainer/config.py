@@ -41,6 +41,9 @@ class EnvironmentConfig(Section):
     max_actions: NotNegative = Field(default=0, description="Actions an episode; 0: the environment's default.")
     max_actions_per_turn: NotNegative = Field(default=0, description="Actions a turn; 0: the environment's default.")
     reward_range: Rate = Field(default=1.0, description="Largest absolute return of an episode; scales the critic.")
+    reward_scale: Rate = Field(
+        default=1.0, description="What its rewards are learnt multiplied by; the trainer's own are added after that."
+    )
 
 
 class MixedEnvironment(EnvironmentConfig):

@@ -1,7 +1,8 @@
 """The critic: a value of each action token, read at the position before it.
 
 The head starts at zero, so the first advantages are plain returns. Inside, everything is divided by the declared range
-of returns, so that rates and clips mean the same in every environment; outside, values are in the environment's units.
+of returns, so that rates and clips mean the same in every environment; outside, values are in units
+of rewards as they are learnt.
 """
 
 import copy
@@ -20,7 +21,7 @@ class Critic(nn.Module):
     Args:
         model: the starting policy. With an own trunk its weights are copied, else its trunk is read and trained along.
         own_trunk: see above.
-        reward_range: largest absolute return of an episode.
+        reward_range: largest absolute return of an episode, as it is learnt.
     """
 
     def __init__(self, model: PreTrainedModel, *, own_trunk: bool, reward_range: float) -> None:

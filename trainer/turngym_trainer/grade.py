@@ -3,7 +3,7 @@
 Knows nothing of tokens, policies or updates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from turngym_trainer import seeds
 from turngym_trainer.config import Config
 from turngym_trainer.filter import FILTERS, Spreads, spreads
+from turngym_trainer.mixture import reward_scales
 from turngym_trainer.reward import turn_rewards
 from turngym_trainer.seeds import Place
 from turngym_trainer.trajectory import Trajectory
@@ -31,7 +32,7 @@ class Graded:
 
     Attributes:
         trajectories: B episodes of complete groups.
-        turn_rewards: reward of each turn, shaping included, B arrays.
+        turn_rewards: reward of each turn as it is learnt, scaled and shaping included, B arrays.
         rewards: their sums, [B].
         groups: group of each episode, [B].
         spread: how rewards spread in each group.
@@ -57,7 +58,7 @@ def grade(trajectories: tuple[Trajectory, ...], config: Config, place: Place) ->
         raise RunError(
             f"all groups lost more than half of their {config.rollout.group_size} members; see to the server and resume"
         )
-    by_turn = tuple(turn_rewards(trajectory, config.reward) for trajectory in whole)
+    by_turn = tuple(_learnt(whole, config))
     rewards = np.array([of_turns.sum() for of_turns in by_turn], dtype=np.float64)
     groups = np.array([trajectory.group for trajectory in whole], dtype=np.int64)
     spread = spread_of(whole, config)
@@ -68,15 +69,22 @@ def grade(trajectories: tuple[Trajectory, ...], config: Config, place: Place) ->
 
 def spread_of(trajectories: Sequence[Trajectory], config: Config) -> Spreads:
     """How episodes of complete groups fared within each, by what `filter.on` says."""
-    returns = [
-        turn_rewards(trajectory, config.reward).sum() if config.filter.on == "reward" else trajectory.environment_return
-        for trajectory in trajectories
-    ]
+    if config.filter.on == "reward":
+        returns = [of_turns.sum() for of_turns in _learnt(trajectories, config)]
+    else:
+        returns = [trajectory.environment_return for trajectory in trajectories]
     return spreads(
         np.array(returns, dtype=np.float64),
         np.array([trajectory.group for trajectory in trajectories], dtype=np.int64),
         tuple(trajectory.environment for trajectory in trajectories),
     )
+
+
+def _learnt(trajectories: Sequence[Trajectory], config: Config) -> Iterator[NDArray[np.float64]]:
+    """The reward of each turn of each episode, as it is learnt."""
+    scales = reward_scales(config)
+    for trajectory in trajectories:
+        yield turn_rewards(trajectory, config.reward, scales[trajectory.environment])
 
 
 def check_readable(trajectories: Sequence[Trajectory], config: Config) -> None:

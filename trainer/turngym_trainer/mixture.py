@@ -28,6 +28,17 @@ def environments(config: Config) -> Mapping[str, Config]:
     }
 
 
+def reward_scales(config: Config) -> Mapping[str, float]:
+    """What each environment's rewards are multiplied by, by its name."""
+    return {name: alone.environment.reward_scale for name, alone in environments(config).items()}
+
+
+def return_range(config: Config) -> float:
+    """Largest absolute return of an episode in any environment, as it is learnt: what the critic's units are."""
+    alone = [each.environment for each in environments(config).values()]
+    return max(environment.reward_range * environment.reward_scale for environment in alone)
+
+
 def weights_at(config: MixtureConfig, iteration: int) -> NDArray[np.float64]:
     """Each environment's share of the groups at an iteration (from 1), [E], which sum to 1.
 

@@ -25,7 +25,7 @@ class FinishedTurn:
         reasoning: what it wrote between `<think>` and `</think>`; empty where the answer could not be parsed.
         actions: what was sent to the environment; none where the answer could not be parsed.
         observation: what the environment replied.
-        reward: the environment's, for this turn.
+        reward: the environment's, for this turn, not scaled.
     """
 
     environment: str

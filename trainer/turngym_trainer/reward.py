@@ -43,9 +43,13 @@ def shaping_signals(trajectories: Sequence[Trajectory], config: RewardConfig) ->
     return signals
 
 
-def turn_rewards(trajectory: Trajectory, config: RewardConfig) -> NDArray[np.float64]:
-    """The environment's reward and shaping of each turn."""
-    return np.array([turn.reward + shaping(turn, config) for turn in trajectory.turns], dtype=np.float64)
+def turn_rewards(trajectory: Trajectory, config: RewardConfig, scale: float) -> NDArray[np.float64]:
+    """The environment's reward times its scale (`environment.reward_scale`), and shaping, of each turn.
+
+    Shaping is not scaled, so that it means the same in all environments of a mixture. An estimator that divides by a
+    group's spread (`grpo`) feels a scale beside shaping only; to all others it is how much an environment counts.
+    """
+    return np.array([scale * turn.reward + shaping(turn, config) for turn in trajectory.turns], dtype=np.float64)
 
 
 def lay_on_rows(trajectory: Trajectory, rewards: NDArray[np.float64]) -> list[NDArray[np.float64]]:

@@ -555,11 +555,9 @@ def _open_run(config: Config, group: Group, *, resume: bool, tell: Callable[[str
         if group.first:
             _write_config(folder, config)
             write_facts(folder, Facts.of(served, Split(config.validation.split)))
-        # The critic's scale and the longest episode are the greatest of all environments.
-        widest = max((each.environment for each in alone.values()), key=lambda environment: environment.reward_range)
         learner = _make_learner(
             policy,
-            config.model_copy(update={"environment": widest}),
+            config,
             folder,
             newest,
             group,

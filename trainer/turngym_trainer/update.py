@@ -31,6 +31,7 @@ from turngym_trainer.loss import (
     value_loss,
 )
 from turngym_trainer.masters import MasterWeights
+from turngym_trainer.mixture import return_range
 from turngym_trainer.policy import Policy
 from turngym_trainer.recompute import recompute_layers
 from turngym_trainer.schedule import rate_share
@@ -47,8 +48,8 @@ class Lesson:
         sampler_logprobs: under the sampler, where those differ; None: they do not.
         reference_logprobs: None unless the KL divergence is in the loss.
         advantages: whitened where they are to be.
-        values: the critic's before the update, in the environment's units; None without a critic.
-        targets: the critic's, in the environment's units; None without a critic.
+        values: the critic's before the update, in units of rewards; None without a critic.
+        targets: the critic's, in units of rewards; None without a critic.
     """
 
     batch: Batch
@@ -144,7 +145,7 @@ class Learner:
             Critic(
                 policy.model,
                 own_trunk=config.critic.trunk == "own",
-                reward_range=config.environment.reward_range,
+                reward_range=return_range(config),
             )
             if with_critic
             else None
@@ -211,7 +212,7 @@ class Learner:
 
     @torch.no_grad()
     def values(self, batch: Batch) -> NDArray[np.float64]:
-        """The critic's values, in the environment's units, [N]."""
+        """The critic's values, in units of rewards, [N]."""
         assert self.critic is not None
         values = np.zeros(len(batch.logprobs), dtype=np.float64)
         for part, counts in self._passes(batch, np.arange(len(batch.rows))):
