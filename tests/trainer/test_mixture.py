@@ -8,18 +8,21 @@ import pytest
 from small_runs import Interruption, assert_same_run, small, stop_at
 from typer.testing import CliRunner
 
+from turngym_client import connect
 from turngym_trainer.checkpoint import CheckpointError, checkpoints
 from turngym_trainer.cli import app
 from turngym_trainer.compare import difference
+from turngym_trainer.config import WarmStartConfig
 from turngym_trainer.evaluate import Evaluation, pooled
 from turngym_trainer.facts import read_facts
 from turngym_trainer.metrics import read_metrics
-from turngym_trainer.mixture import allotted, environments, weights_at
+from turngym_trainer.mixture import allotted, demonstrated, environments, weights_at
+from turngym_trainer.policy import load_policy
 from turngym_trainer.recorded import read_run
 from turngym_trainer.report import report
 from turngym_trainer.settings import ConfigError, config_from_tree, config_tree, load_config, to_toml
 from turngym_trainer.train import resumable, train
-from turngym_trainer.warm_start import warm_start
+from turngym_trainer.warm_start import demonstrate, warm_start
 
 TWO = (
     '[{id="sokoban", max_turns=3, weight=[3, 1]}, {id="sokoban", name="short", max_turns=2, weight=[1.0, 3.0], '
@@ -194,6 +197,48 @@ def test_what_reads_a_mixture_tells_of_each(whole, monkeypatch):
         assert f" {name} " in told.output
 
 
-def test_a_warm_start_of_a_mixture_is_refused(server, novice, tmp_path):
-    with pytest.raises(ConfigError, match="a warm start demonstrates one environment"):
-        warm_start(in_mixture(server, novice, tmp_path / "run"))
+def test_each_environment_has_its_share_of_the_demonstrations():
+    config = mixed(
+        '{id="a", weight=[1, 0]}', '{id="b", weight=[0, 2]}', '{id="c", weight=[1, 2]}', '{id="d", weight=[0]}'
+    )
+    assert np.bincount(demonstrated(config, 40), minlength=4).tolist() == [10, 10, 20, 0]
+    assert np.bincount(demonstrated(config, 6), minlength=4).sum() == 6
+    assert demonstrated(load_config(), 3).tolist() == [0, 0, 0]
+
+
+def test_a_warm_start_demonstrates_all_environments(server, tmp_path):
+    """Bandit and Sokoban, whose demonstrations are those of each alone, at their numbers."""
+    settings = [
+        "run.seed=7",
+        f"run.server={server}",
+        "validation.split=all",
+        "rollout.context_turns=1",
+        "rollout.instructions=none",
+        "rollout.max_response_tokens=24",
+        "warm_start.episodes=8",
+        "warm_start.max_steps=4",
+        "warm_start.check_every=4",
+        "warm_start.check_episodes=3",
+    ]
+    entries = ['{id="bandit", split="all", weight=[3]}', '{id="sokoban", split="all", name="boxes"}']
+    config = mixed(*entries, settings=[*settings, f"run.folder={tmp_path / 'warm'}"])
+    policy = load_policy("tiny")
+    with connect(server) as client:
+        rows = demonstrate(policy, client, config)
+        bandit, boxes = environments(config).values()
+        first, both = (
+            demonstrate(policy, client, alone.model_copy(update={"warm_start": WarmStartConfig(episodes=episodes)}))
+            for alone, episodes in ((bandit, 6), (boxes, 8))
+        )
+    assert [row.ids.tolist() for row in rows[: len(first)]] == [row.ids.tolist() for row in first]
+    assert 2 <= len(rows) - len(first) < len(both)
+    assert [row.ids.tolist() for row in rows[len(first) :]] == [
+        row.ids.tolist() for row in both[len(both) - len(rows) + len(first) :]
+    ]
+    result = warm_start(config)
+    [check] = result.checks
+    assert list(check.environments) == ["bandit", "boxes"]
+    assert check.success == pytest.approx(sum(check.environments.values()) / 2)
+    assert result.rows == len(rows)
+    written = json.loads((result.folder / "warm_start.json").read_text())
+    assert written["checks"][0]["environments"] == dict(check.environments)

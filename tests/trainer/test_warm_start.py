@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from turngym_client import connect, parse_answer
 from turngym_trainer import seeds
-from turngym_trainer.policy import load_policy
+from turngym_trainer.policy import PolicyError, load_policy
 from turngym_trainer.settings import load_config
 from turngym_trainer.warm_start import WarmStartError, demonstrate, warm_start
 
@@ -167,3 +167,22 @@ def test_in_bfloat16_weights_are_learnt_and_kept_in_float32(server, tmp_path):
         assert tensor.dtype == torch.float32
         # Two steps of less than 1e-6, which a weight in bfloat16 would not have noticed.
         assert 0 < (tensor - before[name]).abs().max() < 2e-6
+
+
+def test_with_lora_small_layers_learn_and_a_plain_policy_is_written(server, tmp_path):
+    settings = ["lora.rank=4", "lora.targets=q_proj", "critic.trunk=shared", "rollout.context_turns=1"]
+    folder = tmp_path / "warm"
+    result = warm_start(config_of(server, folder, *settings, "warm_start.max_steps=30", "warm_start.check_every=15"))
+    assert result.checks[1].loss < result.checks[0].loss
+    load_policy("tiny", seed=7).save(tmp_path / "plain")
+    written, before = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "plain"))
+    assert written.keys() == before.keys()
+    moved = {name for name in written if not torch.equal(written[name], before[name])}
+    assert moved == {name for name in written if "q_proj" in name}
+
+
+def test_lora_layers_that_are_not_there_are_told_before_anything_is_played(tmp_path):
+    settings = ["lora.rank=4", "lora.targets=nope", "critic.trunk=shared"]
+    with pytest.raises(PolicyError, match=r"lora\.targets \['nope'\]"):
+        warm_start(config_of("nowhere:1", tmp_path / "warm", *settings))
+    assert not (tmp_path / "warm").exists()

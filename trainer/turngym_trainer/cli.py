@@ -105,7 +105,11 @@ def warm_start_command(preset: PresetOption = None, config: FileOption = None, s
             bar = progress.add_task("warm start", total=settings.warm_start.max_steps, now="demonstrations")
 
             def observe(check: Check) -> None:
-                now = f"loss {check.loss:.3f}  success {check.success:.3f}  valid format {check.valid_format:.3f}"
+                of_each = "".join(f"  {name} {success:.3f}" for name, success in check.environments.items())
+                now = (
+                    f"loss {check.loss:.3f}  success {check.success:.3f}{of_each}  "
+                    f"valid format {check.valid_format:.3f}"
+                )
                 progress.update(bar, completed=check.step, now=now)
                 if not console.is_terminal:
                     console.print(f"step {check.step}: {now}", highlight=False)

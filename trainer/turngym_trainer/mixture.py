@@ -57,9 +57,28 @@ def allotted(config: Config, iteration: int, groups: int) -> NDArray[np.int64]:
     """
     if not config.mixture.environments:
         return np.zeros(groups, dtype=np.int64)
-    weights = weights_at(config.mixture, iteration)
     [draw] = seeds.group_uniforms(config.run.seed, iteration, 0, np.zeros(1, np.int64), purpose="mixture")
-    # An environment begins where those before it end. The sum of all is not asked for: it may round to under 1.
+    return _shared_out(weights_at(config.mixture, iteration), groups, float(draw))
+
+
+def demonstrated(config: Config, episodes: int) -> NDArray[np.int64]:
+    """The environment, by its number, of each of a warm start's episodes, [episodes], ascending.
+
+    Where weights change, an environment's share is the mean of its first and its last: a policy must know the form of
+    answers in an environment that comes later, too.
+    """
+    if not config.mixture.environments:
+        return np.zeros(episodes, dtype=np.int64)
+    first, last = (weights_at(config.mixture, iteration) for iteration in (1, config.mixture.iterations))
+    return _shared_out((first + last) / 2, episodes, 0.5)
+
+
+def _shared_out(weights: NDArray[np.float64], things: int, draw: float) -> NDArray[np.int64]:
+    """The number of the weight that each of some things falls to, [things], ascending.
+
+    Weights sum to 1. What is left of shares that are no whole numbers falls where `draw`, in [0, 1), decides.
+    """
+    # A share begins where those before it end. The sum of all is not asked for: it may round to under 1.
     begins = np.cumsum(weights)[: int(np.flatnonzero(weights)[-1])]
-    at = (np.arange(groups) + draw) / groups
+    at = (np.arange(things) + draw) / things
     return (at[:, None] >= begins).sum(axis=1).astype(np.int64)

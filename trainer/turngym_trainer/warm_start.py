@@ -4,13 +4,14 @@ The oracle advises at the server (`Advise`), on split `train` like everything th
 are detours: random legal actions, played but not learnt, so that demonstrations also begin where a policy's own
 mistakes lead. Slips are random too, but learnt: a policy that imitates a fallible player knows more than it plays,
 which rewards can bring out; one that imitates a perfect player can only be taught what it does not know. Success is
-measured by sampling on split `validation`. Everything is a function of the settings and the seed.
+measured by sampling on split `validation`. In a mixture every environment has its share of the demonstrations, and
+success is that in all of them. Everything is a function of the settings and the seed.
 """
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final, cast
 
@@ -22,12 +23,14 @@ from turngym_trainer import seeds
 from turngym_trainer.batch import Batch
 from turngym_trainer.config import Config
 from turngym_trainer.context import Context, Conversation, demonstration, system_message
-from turngym_trainer.evaluate import choose_levels, context_of, environment_limits, evaluate
+from turngym_trainer.evaluate import choose_levels, context_of, environment_limits, evaluate, pooled
 from turngym_trainer.logprobs import Scorer, micro_batches
+from turngym_trainer.lora import Adapters
 from turngym_trainer.masters import MasterWeights
+from turngym_trainer.mixture import demonstrated, environments
 from turngym_trainer.policy import Policy, load_policy
 from turngym_trainer.recompute import recompute_layers
-from turngym_trainer.settings import ConfigError, config_tree
+from turngym_trainer.settings import config_tree
 from turngym_trainer.start import connected, served_environment, take_folder
 from turngym_trainer.trajectory import Row
 
@@ -52,9 +55,10 @@ class Check:
     Attributes:
         step: optimiser steps taken.
         loss: mean negative log-probability of a demonstrated token since the last check.
-        success: sampled, on split `validation`.
+        success: sampled, on split `validation`; in a mixture over the episodes of all environments.
         valid_format: share of turns that could be parsed.
         seconds: since the beginning, collecting demonstrations included.
+        environments: success in each of a mixture's environments, by name; empty: there is one.
     """
 
     step: int
@@ -62,6 +66,7 @@ class Check:
     success: float
     valid_format: float
     seconds: float
+    environments: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +87,18 @@ class WarmStart:
 def warm_start(config: Config, *, observe: Callable[[Check], None] = lambda check: None) -> WarmStart:
     """Trains `policy.model` on demonstrations and writes it to `run.folder`.
 
+    With `lora.rank` only small layers are trained, and what is written has them merged into its weights.
+
     Args:
-        config: sections run, environment, policy, rollout (context and sampling) and warm_start count.
+        config: sections run, environment or mixture, policy, lora, rollout (context and sampling) and warm_start count.
         observe: told each check.
 
     Raises:
         WarmStartError: the folder is taken, or the oracle demonstrated nothing.
-        PolicyError: the policy cannot be loaded.
+        PolicyError: the policy cannot be loaded, or LoRA not be had.
         ConfigError: a split is not served, an address is none, or the folder cannot be written.
         TurngymError: the server cannot be used, or the environment has no oracle.
     """
-    if config.mixture.environments:
-        raise ConfigError(
-            "mixture.environments: a warm start demonstrates one environment; leave the mixture out, and set "
-            "environment.* to one of them (another warm start can go on from its folder, policy.model=FOLDER)"
-        )
     folder = Path(config.run.folder)
     if folder.exists() and any(folder.iterdir()):
         raise WarmStartError(f"{folder} is not empty; name another run.folder, or remove it")
@@ -105,20 +107,32 @@ def warm_start(config: Config, *, observe: Callable[[Check], None] = lambda chec
     began = time.perf_counter()
     settings = config.warm_start
     policy = load_policy(config.policy.model, device=config.run.device, seed=config.run.seed)
+    trainer = _Trainer(policy, config)
+    alone = environments(config)
     checks: list[Check] = []
     with connected(config) as client:
         split = Split(config.validation.split)
-        served_environment(client, config, {Split(config.environment.split), split})
+        for each in alone.values():
+            served_environment(client, each, {Split(each.environment.split), split})
         rows = demonstrate(policy, client, config)
-        levels = choose_levels(
-            client, config.environment, split, run_seed=config.run.seed, count=settings.check_episodes
-        )
+        levels = {
+            name: choose_levels(
+                client, each.environment, split, run_seed=config.run.seed, count=settings.check_episodes
+            )
+            for name, each in alone.items()
+        }
         take_folder(folder)
-        trainer = _Trainer(policy, rows, config)
+        lessons = _lay_out(rows)
         while trainer.step < settings.max_steps:
-            loss = trainer.train(min(settings.check_every, settings.max_steps - trainer.step))
-            result = evaluate(policy, client, config, levels, split=split, greedy=False)
-            checks.append(Check(trainer.step, loss, result.success, result.valid_format, time.perf_counter() - began))
+            loss = trainer.train(lessons, min(settings.check_every, settings.max_steps - trainer.step))
+            results = {
+                name: evaluate(policy, client, each, levels[name], split=split, greedy=False)
+                for name, each in alone.items()
+            }
+            result = pooled(list(results.values()))
+            of_each = {name: of.success for name, of in results.items()} if config.mixture.environments else {}
+            seconds = time.perf_counter() - began
+            checks.append(Check(trainer.step, loss, result.success, result.valid_format, seconds, of_each))
             observe(checks[-1])
             if result.success >= settings.target_success:
                 break
@@ -131,20 +145,35 @@ def warm_start(config: Config, *, observe: Callable[[Check], None] = lambda chec
 
 
 def demonstrate(policy: Policy, client: Client, config: Config) -> list[Row]:
-    """Plays `warm_start.episodes` episodes by the oracle's advice, with detours.
+    """Plays `warm_start.episodes` episodes by the oracle's advice, with detours; in a mixture by `demonstrated`.
 
     Returns:
         Rows whose action tokens are the advised answers. Detours are context at most; an episode that can no longer
         succeed ends.
 
     Raises:
-        WarmStartError: the oracle advised nothing in any episode.
-        TurngymError: the server cannot be used, or the environment has no oracle.
+        WarmStartError: the oracle advised nothing in any episode of an environment.
+        TurngymError: the server cannot be used, or an environment has no oracle.
     """
+    of = demonstrated(config, config.warm_start.episodes)
     rows: list[Row] = []
-    count = config.warm_start.episodes
-    for start in range(0, count, _EPISODES_AT_ONCE):
-        numbers = range(start, min(start + _EPISODES_AT_ONCE, count))
+    for index, alone in enumerate(environments(config).values()):
+        numbers = np.flatnonzero(of == index).tolist()
+        shown = _demonstrate(policy, client, alone, numbers)
+        if numbers and not shown:
+            raise WarmStartError(
+                f"the oracle of {alone.environment.id} advised nothing in {len(numbers)} episodes: give the episodes "
+                "more actions, or begin without a warm start"
+            )
+        rows += shown
+    return rows
+
+
+def _demonstrate(policy: Policy, client: Client, config: Config, episodes: Sequence[int]) -> list[Row]:
+    """`demonstrate` in one environment, for the episodes of some numbers."""
+    rows: list[Row] = []
+    for start in range(0, len(episodes), _EPISODES_AT_ONCE):
+        numbers = episodes[start : start + _EPISODES_AT_ONCE]
         requests = [
             EpisodeRequest(
                 environment_id=config.environment.id,
@@ -157,10 +186,10 @@ def demonstrate(policy: Policy, client: Client, config: Config) -> list[Row]:
             )
             for number in numbers
         ]
-        episodes = client.reset_many(requests, want_legal_actions=True)
+        played = client.reset_many(requests, want_legal_actions=True)
         lessons = [
             _Lesson(policy, episode, context_of(config), config, number)
-            for episode, number in zip(episodes, numbers, strict=True)
+            for episode, number in zip(played, numbers, strict=True)
         ]
         running = lessons
         while running:
@@ -169,13 +198,8 @@ def demonstrate(policy: Policy, client: Client, config: Config) -> list[Row]:
             going = [(lesson, turn) for lesson, turn in zip(running, turns, strict=True) if turn]
             client.step_many([(lesson.episode, turn) for lesson, turn in going], want_legal_actions=True)
             running = [lesson for lesson, _ in going if not lesson.episode.done]
-        client.close_many(episodes)
+        client.close_many(played)
         rows += [row for lesson in lessons for row in lesson.rows()]
-    if not rows:
-        raise WarmStartError(
-            f"the oracle of {config.environment.id} advised nothing in {count} episodes: give the episodes more "
-            "actions, or begin without a warm start"
-        )
     return rows
 
 
@@ -240,19 +264,23 @@ class _Lesson:
 
 
 class _Trainer:
-    """Supervised steps over demonstrated rows, in an order that the seed decides."""
+    """Supervised steps over demonstrated rows, in an order that the seed decides.
 
-    def __init__(self, policy: Policy, rows: Sequence[Row], config: Config) -> None:
+    Raises:
+        PolicyError: the policy cannot do gradient checkpointing or LoRA, which the settings ask for.
+    """
+
+    def __init__(self, policy: Policy, config: Config) -> None:
         self.step = 0
         self._policy = policy
         self._config = config
-        self._batch = _lay_out(rows)
         # Demonstrations are learnt as they will be sampled: at the rollout's temperature.
         self._scorer = Scorer(policy.model, config.rollout.temperature)
+        dtype = torch.bfloat16 if config.policy.dtype == "bfloat16" else torch.float32
+        self._adapters = Adapters(policy, config.lora, dtype=dtype, seed=config.run.seed) if config.lora.rank else None
         if config.policy.gradient_checkpointing:
             recompute_layers(policy.model)
-        dtype = torch.bfloat16 if config.policy.dtype == "bfloat16" else torch.float32
-        self._weights = MasterWeights(policy.model.parameters(), dtype)
+        self._weights = MasterWeights([weight for weight in policy.model.parameters() if weight.requires_grad], dtype)
         self._optimiser = torch.optim.AdamW(self._weights.masters, lr=0.0, weight_decay=0.0, fused=True)
         self._order = np.zeros(0, np.int64)
         self._epoch = 0
@@ -260,25 +288,28 @@ class _Trainer:
     def save(self, folder: Path) -> None:
         """Writes the policy in float32."""
         with self._weights.exposed():
-            self._policy.save(folder)
+            if self._adapters is None:
+                self._policy.save(folder)
+            else:
+                self._adapters.save_merged(folder)
 
-    def train(self, steps: int) -> float:
-        """Takes optimiser steps. Returns the mean loss of a token."""
+    def train(self, lessons: Batch, steps: int) -> float:
+        """Takes optimiser steps on what is always the same batch. Returns the mean loss of a token."""
         self._policy.model.train()
-        losses = [self._step() for _ in range(steps)]
+        losses = [self._step(lessons) for _ in range(steps)]
         self._policy.model.eval()
         return float(np.mean(losses))
 
-    def _step(self) -> float:
+    def _step(self, lessons: Batch) -> float:
         settings = self._config.warm_start
         self.step += 1
         for group in self._optimiser.param_groups:
             group["lr"] = settings.learning_rate * min(1.0, self.step / _RAMP_STEPS)
-        chosen = self._next(settings.batch_rows)
-        tokens = int((self._batch.row_offsets[chosen + 1] - self._batch.row_offsets[chosen]).sum())
+        chosen = self._next(settings.batch_rows, len(lessons.rows))
+        tokens = int((lessons.row_offsets[chosen + 1] - lessons.row_offsets[chosen]).sum())
         total = 0.0
         budget = self._config.update.microbatch_tokens
-        for part in micro_batches(self._batch, chosen, budget, self._policy.device):
+        for part in micro_batches(lessons, chosen, budget, self._policy.device):
             logprobs, _ = self._scorer.score(part)
             loss = -logprobs.sum() / tokens
             cast(None, loss.backward())  # pyright: ignore[reportUnknownMemberType]
@@ -290,9 +321,8 @@ class _Trainer:
         self._optimiser.zero_grad(set_to_none=True)
         return total
 
-    def _next(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """The next rows of the present pass, ascending; what a pass has left over begins the next one."""
-        size = len(self._batch.rows)
+    def _next(self, count: int, size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """The next of `size` rows in the present pass, ascending; what a pass has left over begins the next one."""
         while len(self._order) < count:
             more = seeds.permutation(self._config.run.seed, 0, 0, self._epoch, size, purpose=_PURPOSE)
             self._order = np.concatenate([self._order, more])
