@@ -40,8 +40,7 @@ class Environment:
     Attributes:
         solved: [M, I], how many of an instance's attempts an agent solved; MISSING where that is not known.
         attempts: m.
-        weight: what a success rate counts for in the score. Of several environments, 1/(E · mean(ceiling − floor))
-            makes differences of scores those of the overall normalised score.
+        weight: what a success rate counts for in the score; `overall_weights` gives those of several environments.
     """
 
     solved: Counts
@@ -157,6 +156,15 @@ def rank(environments: Sequence[Environment], *, level: float = LEVEL) -> Rankin
         level=level,
         detectable=_detectable(environments, compared, level) if pairs else None,
     )
+
+
+def overall_weights(spans: Sequence[float]) -> list[float]:
+    """Weights of environments by which differences of scores are those of the overall normalised score.
+
+    Args:
+        spans: mean ceiling less mean floor of each; of the normalised score they are what a success rate is divided by.
+    """
+    return [1 / (len(spans) * span) for span in spans]
 
 
 def rank_ranges(agents: int, pairs: Sequence[Pair], level: float = LEVEL) -> tuple[tuple[int, int], ...]:

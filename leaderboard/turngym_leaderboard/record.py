@@ -13,9 +13,10 @@ import platform
 import secrets
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
@@ -39,6 +40,8 @@ _PACKAGES: Final = (
 )
 _TOLD_OF_CHECKPOINTS: Final = ("folder", "context", "instructions", "max_response_tokens")
 """What is shown of an agent that samples."""
+
+Number = TypeVar("Number", int, float)
 
 Seed = Annotated[int, Field(ge=0, lt=1 << 64), PlainSerializer(str, when_used="json")]
 """Written as a decimal string: JSON's readers keep 53 bits of a number, and a seed has 64."""
@@ -67,6 +70,9 @@ class TurnRecord(Model):
     valid_format: bool
     cut_off: bool
     tokens: int | None
+    tokens_in: int | None = None
+    cost: float | None = None
+    failure: str = ""
 
 
 class EpisodeRecord(Model):
@@ -75,9 +81,12 @@ class EpisodeRecord(Model):
     Attributes:
         outcome: "played" to its end; "agent_fault" and "environment_fault" (it recurred each time that the episode was
             played again) count as failures; "unresolved" counts as neither.
-        fault: what went wrong; "" where nothing did.
+        fault: what went wrong, its kind before a colon; "" where nothing did.
         success: the environment's verdict; None where unresolved.
+        truncated: by a limit of the environment, or because the agent could read no more.
         actions: as sent, for each turn.
+        tokens, tokens_in, cost: written, read, and US dollars, of all turns that tell it; None where none does.
+        failures: turns whose answer counts but was wrong in some way, by its kind.
         digest: hexadecimal, over the whole episode as far as it came.
     """
 
@@ -99,11 +108,25 @@ class EpisodeRecord(Model):
     unparsed_turns: int
     cut_off_turns: int
     tokens: int | None
+    tokens_in: int | None = None
+    cost: float | None = None
+    failures: dict[str, int] = {}
     digest: str
 
     @property
     def total_reward(self) -> float:
         return sum(self.rewards)
+
+
+def total(amounts: Iterable[Number | None]) -> Number | None:
+    """Sum of the amounts that are known; None where none is."""
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known[1:], start=known[0]) if known else None
+
+
+def by_kind(reasons: Iterable[str]) -> dict[str, int]:
+    """How many reasons there are of each kind, which stands before a colon; "" is none."""
+    return dict(sorted(Counter(reason.partition(":")[0] for reason in reasons if reason).items()))
 
 
 class Trajectory(Model):
@@ -284,6 +307,21 @@ class Score(Model):
     ceiling_source: Literal["exact", "played"]
 
 
+class Spent(Model):
+    """What episodes took together, and how many of them were solved. Tokens written and read; cost in US dollars."""
+
+    solved: int
+    turns: int
+    tokens: int | None
+    tokens_in: int | None
+    cost: float | None
+
+    def per_solved(self, what: Literal["turns", "tokens", "tokens_in", "cost"]) -> float | None:
+        """Spent over all episodes, for each solved one; None where that is not known, or none was solved."""
+        amount: float | None = getattr(self, what)
+        return amount / self.solved if amount is not None and self.solved else None
+
+
 class Statistics(Model):
     """What a row comes to.
 
@@ -293,7 +331,10 @@ class Statistics(Model):
         instances: with at least one resolved episode.
         unresolved: episodes; any makes the row incomplete, more than 1 % make it unranked.
         low_bound, high_bound: success rate if all unresolved episodes had failed, or succeeded.
+        score_low_bound, score_high_bound: the same of the score; None where there is none.
         turns_per_solved, tokens_per_solved: spent over all episodes, for each solved one; None where none was solved.
+        spent: by all resolved episodes; None in records of turngym before it was told.
+        faults: episodes that ended by the agent's fault, by its kind. failures: turns, as in `EpisodeRecord`.
         pass_at, pass_hat: by k, for an agent that samples, where there are several attempts.
     """
 
@@ -317,8 +358,36 @@ class Statistics(Model):
     cut_off_rate: float | None
     agent_faults: int
     environment_faults: int
+    spent: Spent | None = None
+    score_low_bound: float | None = None
+    score_high_bound: float | None = None
+    faults: dict[str, int] = {}
+    failures: dict[str, int] = {}
     pass_at: dict[int, float] = {}
     pass_hat: dict[int, float] = {}
+
+
+class Overall(Model):
+    """What a row comes to in several environments together: the mean of its normalised scores, each counting alike.
+
+    Attributes:
+        value, standard_error, low, high: None where `missing` says why.
+        ranked: it is in every environment.
+        low_bound, high_bound: if all unresolved episodes had failed, or succeeded.
+        spent: by all resolved episodes of all environments; None where one of them does not tell it.
+    """
+
+    value: float | None
+    standard_error: float | None
+    low: float | None
+    high: float | None
+    missing: str
+    ranked: bool
+    low_bound: float | None
+    high_bound: float | None
+    episodes: int
+    unresolved: int
+    spent: Spent | None
 
 
 class RowRecord(Model):

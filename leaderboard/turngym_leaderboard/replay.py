@@ -272,14 +272,13 @@ def _written(replay: Replay, row: RowRecord, episode: EpisodeRecord, turn: int) 
 def _came_to(kept: EpisodeRecord, episode: Episode, turns: Sequence[TurnRecord]) -> Played:
     """The record of an episode whose actions were sent again. A failure before its end is taken as it is told."""
     state = episode.state
-    ended = {"outcome": "played"} if episode.done else {}
+    ended = {"outcome": "played", "truncated": state.truncated} if episode.done else {}
     found = kept.model_copy(
         update={
             **ended,
             "instance_id": episode.instance_id,
             "world_id": episode.world_id,
             "success": bool(state.success),
-            "truncated": state.truncated,
             "end_reason": state.end_reason.value,
             "actions": tuple(turn.actions for turn in turns),
             "rewards": tuple(turn.reward for turn in turns),

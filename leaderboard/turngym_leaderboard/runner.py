@@ -25,9 +25,9 @@ from turngym_client import (
     VersionMismatch,
 )
 from turngym_leaderboard import seeds
-from turngym_leaderboard.agents import Agent, AgentFault, Reply, Seat, View
+from turngym_leaderboard.agents import Agent, AgentFault, Fault, Reply, Seat, View
 from turngym_leaderboard.protocol import Instance, Protocol, Selection, request
-from turngym_leaderboard.record import EpisodeRecord, TurnRecord
+from turngym_leaderboard.record import EpisodeRecord, TurnRecord, by_kind, total
 
 TRIES: Final = 3
 """How often an episode is begun before its fault stands."""
@@ -62,6 +62,7 @@ class _Run:
     turns: list[TurnRecord] = field(default_factory=list[TurnRecord])
     fault: str = ""
     blame: Literal["", "agent", "environment", "server"] = ""
+    outgrown: bool = False
 
     @property
     def live(self) -> bool:
@@ -178,14 +179,20 @@ def _play_turn(client: Client, agent: Agent, begun: Sequence[_Run]) -> None:
         for seat, run in live
     ]
     try:
-        replies = agent.act(views)
+        answers = agent.act(views)
     except AgentFault as fault:
         for _, run in live:
             run.fault, run.blame = str(fault), "agent"
         return
-    steps = [(_episode(run), reply.actions) for (_, run), reply in zip(live, replies, strict=True)]
+    playing: list[tuple[_Run, View, Reply]] = []
+    for (_, run), view, answer in zip(live, views, answers, strict=True):
+        if isinstance(answer, Fault):
+            run.fault, run.blame, run.outgrown = answer.reason, "agent", answer.truncated
+        else:
+            playing.append((run, view, answer))
+    steps = [(_episode(run), reply.actions) for run, _, reply in playing]
     outcomes = client.step_many(steps, want_legal_actions=agent.wants_legal_actions, return_exceptions=True)
-    for (_, run), view, reply, outcome in zip(live, views, replies, outcomes, strict=True):
+    for (run, view, reply), outcome in zip(playing, outcomes, strict=True):
         if isinstance(outcome, EnvironmentFailed):
             _blame(run, outcome, "environment")
         elif isinstance(outcome, TurngymError):
@@ -231,6 +238,9 @@ def _turn(view: View, reply: Reply, outcome: Transition) -> TurnRecord:
         valid_format=reply.valid_format,
         cut_off=reply.cut_off,
         tokens=reply.tokens,
+        tokens_in=reply.tokens_in,
+        cost=reply.cost,
+        failure=reply.failure,
     )
 
 
@@ -243,7 +253,6 @@ def _finished(run: _Run) -> Played:
         "server": "unresolved",
     }
     state = run.episode.state if run.episode is not None else None
-    tokens = [turn.tokens for turn in run.turns if turn.tokens is not None]
     record = EpisodeRecord(
         draw=run.job.instance.draw,
         attempt=run.job.attempt,
@@ -255,14 +264,17 @@ def _finished(run: _Run) -> Played:
         outcome=outcomes[run.blame],
         fault=run.fault,
         success=None if run.blame == "server" else (not run.blame and state is not None and bool(state.success)),
-        truncated=state is not None and state.truncated,
+        truncated=run.outgrown or (state is not None and state.truncated),
         end_reason=state.end_reason.value if state is not None else "",
         actions=tuple(turn.actions for turn in run.turns),
         rewards=tuple(turn.reward for turn in run.turns),
         invalid_turns=sum(not turn.action_valid for turn in run.turns),
         unparsed_turns=sum(not turn.valid_format for turn in run.turns),
         cut_off_turns=sum(turn.cut_off for turn in run.turns),
-        tokens=sum(tokens) if tokens else None,
+        tokens=total(turn.tokens for turn in run.turns),
+        tokens_in=total(turn.tokens_in for turn in run.turns),
+        cost=total(turn.cost for turn in run.turns),
+        failures=by_kind(turn.failure for turn in run.turns),
         digest=state.digest.hex() if state is not None else "",
     )
     return Played(record, tuple(run.turns), state.observation if state is not None else "")

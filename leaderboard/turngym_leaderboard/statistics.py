@@ -4,8 +4,9 @@ An *instance* is one level and the cluster of every interval: attempts on one in
 other (plain Wilson over four attempts covers 73–92 % where it promises 95 %). Letters: I instances, m attempts each.
 
 Sources: Wilson (JASA 1927) and Clopper and Pearson (Biometrika 1934) at an effective sample size (Kish 1965); Cochran,
-"Sampling Techniques", 3rd ed., chapter 6, for ratios; Bonett and Price (2012) for paired differences; Chen et al.
-(arXiv 2107.03374) for pass@k; Yao et al. (arXiv 2406.12045) for pass^k; Holm (1979).
+"Sampling Techniques", 3rd ed., chapter 6, for ratios; Zou and Donner (Statistics in Medicine 2008) for means of scores;
+Bonett and Price (2012) for paired differences; Chen et al. (arXiv 2107.03374) for pass@k; Yao et al. (arXiv 2406.12045)
+for pass^k; Holm (1979).
 """
 
 import math
@@ -354,6 +355,28 @@ def unresolved_bounds(outcomes: Sequence[Sequence[bool | None]]) -> Interval:
         for fill in (False, True)
     )
     return Interval(low, high)
+
+
+def mean_score(
+    values: Sequence[float], standard_errors: Sequence[float], intervals: Sequence[Interval]
+) -> tuple[float, float, Interval]:
+    """Mean of independent scores with its standard error and interval, each counting alike.
+
+    The interval is MOVER's: from the mean by the root of the summed squares of what each score's own interval leaves
+    on that side. So it is as wide on each side as theirs are, and of one score it is that score's.
+
+    Raises:
+        ValueError: there are none, or not as many of each.
+    """
+    if not values or not len(values) == len(standard_errors) == len(intervals):
+        raise ValueError(
+            f"{len(values)} scores, {len(standard_errors)} errors, {len(intervals)} intervals: expected one or more, "
+            "and as many of each"
+        )
+    count, mean = len(values), sum(values) / len(values)
+    below = math.hypot(*(value - interval.low for value, interval in zip(values, intervals, strict=True)))
+    above = math.hypot(*(interval.high - value for value, interval in zip(values, intervals, strict=True)))
+    return mean, math.hypot(*standard_errors) / count, Interval(mean - below / count, mean + above / count)
 
 
 def _mean_over_attempts(outcomes: Sequence[Sequence[bool]], k: int, of: Callable[[int, int], float]) -> float:

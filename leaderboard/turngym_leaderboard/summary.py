@@ -1,15 +1,28 @@
 """Turns episodes into the numbers of a row, and rows into comparisons. Knows nothing of servers or agents."""
 
 import itertools
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 from turngym_leaderboard import statistics
 from turngym_leaderboard.protocol import Instance
 from turngym_leaderboard.ranking import MISSING, Environment, Ranking, rank, solved_attempts
-from turngym_leaderboard.record import Comparison, EpisodeRecord, Rate, RowRecord, Score, Statistics
+from turngym_leaderboard.record import (
+    Comparison,
+    EpisodeRecord,
+    Overall,
+    Rate,
+    RowRecord,
+    Score,
+    Spent,
+    Statistics,
+    by_kind,
+    total,
+)
 
 BOOTSTRAP_SEED = 0
 """Of the intervals whose floor or ceiling was played."""
@@ -64,10 +77,17 @@ def summarise(episodes: Sequence[EpisodeRecord], floor: Reference, ceiling: Refe
     bounds = statistics.unresolved_bounds(list(everything.values()))
     kept = [episode for episode in episodes if episode.success is not None]
     unresolved = len(episodes) - len(kept)
-    solved = sum(bool(episode.success) for episode in kept)
-    turns = sum(len(episode.actions) for episode in kept)
     tokens = [episode.tokens for episode in kept if episode.tokens is not None]
+    spent = Spent(
+        solved=sum(bool(episode.success) for episode in kept),
+        turns=sum(len(episode.actions) for episode in kept),
+        tokens=total(tokens),
+        tokens_in=total(episode.tokens_in for episode in kept),
+        cost=total(episode.cost for episode in kept),
+    )
+    turns = spent.turns
     score, missing = _score(resolved, floor, ceiling)
+    score_bounds = _score_bounds(everything, floor, ceiling) if score is not None else None
     attempts = min((len(a) for a in resolved.values()), default=0) if samples else 0
     ks = range(1, attempts + 1) if attempts > 1 else ()
     return Statistics(
@@ -83,16 +103,77 @@ def summarise(episodes: Sequence[EpisodeRecord], floor: Reference, ceiling: Refe
         mean_return=_share(sum(episode.total_reward for episode in kept), len(kept)),
         turns=_share(turns, len(kept)),
         tokens=_share(sum(tokens), len(tokens)),
-        turns_per_solved=_share(turns, solved),
-        tokens_per_solved=_share(sum(tokens), solved) if tokens else None,
+        turns_per_solved=spent.per_solved("turns"),
+        tokens_per_solved=spent.per_solved("tokens"),
         invalid_action_rate=_share(sum(episode.invalid_turns for episode in kept), turns),
         unparsed_rate=_share(sum(episode.unparsed_turns for episode in kept), turns),
         truncation_rate=_share(sum(episode.truncated for episode in kept), len(kept)),
         cut_off_rate=_share(sum(episode.cut_off_turns for episode in kept), turns),
         agent_faults=sum(episode.outcome == "agent_fault" for episode in episodes),
         environment_faults=sum(episode.outcome == "environment_fault" for episode in episodes),
+        spent=spent,
+        score_low_bound=score_bounds.low if score_bounds else None,
+        score_high_bound=score_bounds.high if score_bounds else None,
+        faults=by_kind(episode.fault for episode in episodes if episode.outcome == "agent_fault"),
+        failures=_sum_by_kind(episode.failures for episode in kept),
         pass_at={k: statistics.pass_at_k(list(resolved.values()), k) for k in ks},
         pass_hat={k: statistics.pass_hat_k(list(resolved.values()), k) for k in ks},
+    )
+
+
+def overall(environments: Mapping[str, Statistics | None]) -> Overall:
+    """A row's numbers in several environments together.
+
+    Args:
+        environments: by what they are called; None: the agent cannot play there.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not environments:
+        raise ValueError("an overall score needs at least one environment")
+    told = [each for each in environments.values() if each is not None]
+    scores = [each.score for each in told if each.score is not None]
+    value = error = interval = low_bound = high_bound = None
+    lacking = [name for name, each in environments.items() if each is None or each.score is None]
+    if not lacking:
+        value, error, interval = statistics.mean_score(
+            [score.value for score in scores],
+            [score.standard_error for score in scores],
+            [statistics.Interval(score.low, score.high) for score in scores],
+        )
+        low_bound = _mean([each.score_low_bound for each in told])
+        high_bound = _mean([each.score_high_bound for each in told])
+    return Overall(
+        value=value,
+        standard_error=error,
+        low=interval.low if interval else None,
+        high=interval.high if interval else None,
+        missing=f"no normalised score in {', '.join(lacking)}" if lacking else "",
+        ranked=not lacking and all(each.ranked for each in told),
+        low_bound=low_bound,
+        high_bound=high_bound,
+        episodes=sum(each.episodes for each in told),
+        unresolved=sum(each.unresolved for each in told),
+        spent=_together([each.spent for each in told]),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
+
+
+def _together(spent: Sequence[Spent | None]) -> Spent | None:
+    known = [each for each in spent if each is not None]
+    if not known or len(known) < len(spent):
+        return None
+    return Spent(
+        solved=sum(each.solved for each in known),
+        turns=sum(each.turns for each in known),
+        tokens=total(each.tokens for each in known),
+        tokens_in=total(each.tokens_in for each in known),
+        cost=total(each.cost for each in known),
     )
 
 
@@ -189,6 +270,28 @@ def _score(resolved: Mapping[int, list[bool]], floor: Reference, ceiling: Refere
         floor_source=floor.source,
         ceiling_source=ceiling.source,
     ), ""
+
+
+def _score_bounds(
+    outcomes: Mapping[int, list[bool | None]], floor: Reference, ceiling: Reference
+) -> statistics.Interval:
+    """The normalised score if every unresolved attempt had failed, and if it had succeeded."""
+    draws = [draw for draw in outcomes if draw in floor.values and draw in ceiling.values]
+    sides = [np.array([reference.values[draw] for draw in draws]) for reference in (floor, ceiling)]
+    low, high = (
+        statistics.normalised_value(
+            statistics.instance_means([[fill if o is None else o for o in outcomes[draw]] for draw in draws]), *sides
+        )
+        for fill in (False, True)
+    )
+    return statistics.Interval(low, high)
+
+
+def _sum_by_kind(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    summed: Counter[str] = Counter()
+    for each in counts:
+        summed.update(each)
+    return dict(sorted(summed.items()))
 
 
 def _share(total: float, count: int) -> float | None:

@@ -1,5 +1,7 @@
 """Shows a record on a terminal. Knows nothing of how one is made."""
 
+from collections.abc import Mapping
+
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -19,7 +21,7 @@ def show(console: Console, record: Record) -> None:
     console.print(table(record))
     for comparison in record.comparisons:
         console.print(Text(comparison_line(comparison)))
-    for line in rank_lines(record):
+    for line in [*rank_lines(record), *cost_lines(record)]:
         console.print(Text(line))
 
 
@@ -85,9 +87,11 @@ def notes(record: Record) -> list[str]:
             )
         if told.agent_faults or told.environment_faults:
             said.append(
-                f"{row.agent}: {told.agent_faults} faults of the agent's and {told.environment_faults} of the "
-                "environment's count as failures"
+                f"{row.agent}: {told.agent_faults} faults of the agent's{_kinds(told.faults)} and "
+                f"{told.environment_faults} of the environment's count as failures"
             )
+        if told.failures:
+            said.append(f"{row.agent}: turns whose answer was at fault{_kinds(told.failures)}")
         if told.score_missing:
             said.append(f"{row.agent}: no normalised score: {told.score_missing}")
     return said
@@ -155,6 +159,26 @@ def rank_lines(record: Record) -> list[str]:
             "of 5)"
         )
     return lines
+
+
+def cost_lines(record: Record) -> list[str]:
+    """What agents read, and what that and their answers cost, where it is known."""
+    lines: list[str] = []
+    for row in record.rows:
+        spent = row.statistics.spent if row.statistics else None
+        if spent is None or row.statistics is None or spent.tokens_in is None:
+            continue
+        episodes = row.statistics.episodes - row.statistics.unresolved
+        line = f"{row.agent}: {spent.tokens_in / episodes:.1f} tokens read an episode"
+        if spent.cost is not None:
+            solved = spent.per_solved("cost")
+            line += f", ${spent.cost:.2f} in all, " + (f"${solved:.4g} a solved episode" if solved else "none solved")
+        lines.append(line)
+    return lines
+
+
+def _kinds(counts: Mapping[str, int]) -> str:
+    return f" ({', '.join(f'{kind} {count}' for kind, count in counts.items())})" if counts else ""
 
 
 def _range(best: int, worst: int) -> str:

@@ -25,6 +25,8 @@ from turngym_leaderboard.record import (
     RecordError,
     RowRecord,
     Trajectory,
+    by_kind,
+    total,
 )
 from turngym_leaderboard.replay import Replay, first_difference, of_turn, shown, where
 
@@ -201,7 +203,6 @@ def _wrong_trajectories(row: RowRecord, trajectories: Sequence[Trajectory]) -> I
         return
     for episode, trajectory in zip(row.episodes, trajectories, strict=True):
         turns = trajectory.turns
-        tokens = [turn.tokens for turn in turns if turn.tokens is not None]
         by_turn = {
             "actions": (episode.actions, tuple(turn.actions for turn in turns)),
             "reward": (episode.rewards, tuple(turn.reward for turn in turns)),
@@ -216,7 +217,10 @@ def _wrong_trajectories(row: RowRecord, trajectories: Sequence[Trajectory]) -> I
             "invalid_turns": (episode.invalid_turns, sum(not turn.action_valid for turn in turns)),
             "unparsed_turns": (episode.unparsed_turns, sum(not turn.valid_format for turn in turns)),
             "cut_off_turns": (episode.cut_off_turns, sum(turn.cut_off for turn in turns)),
-            "tokens": (episode.tokens, sum(tokens) if tokens else None),
+            "tokens": (episode.tokens, total(turn.tokens for turn in turns)),
+            "tokens_in": (episode.tokens_in, total(turn.tokens_in for turn in turns)),
+            "cost": (episode.cost, total(turn.cost for turn in turns)),
+            "failures": (episode.failures, by_kind(turn.failure for turn in turns)),
         }
         for name, (here, there) in told.items():
             if here != there:
@@ -328,7 +332,10 @@ def _wrong_statistics(record: Record) -> Iterator[str]:
             yield f"{row.agent}: it has {len(row.episodes)} episodes {'and no' if row.episodes else 'but'} statistics"
         elif row.statistics is not None:
             samples = bool(row.decoding) and row.decoding != "greedy"
-            if summary.summarise(row.episodes, floor, ceiling, samples=samples) != row.statistics:
+            found = summary.summarise(row.episodes, floor, ceiling, samples=samples)
+            # A record from before a number was told says nothing of it.
+            told = row.statistics.model_fields_set
+            if found.model_dump(include=told) != row.statistics.model_dump(include=told):
                 yield f"{row.agent}: its statistics are not those of its episodes"
     if summary.compare_agents(record.rows, greedy=record.protocol.greedy) != record.comparisons:
         yield "the comparisons are not those of the rows' episodes"

@@ -14,12 +14,12 @@ from server_process import ServerProcess
 from turngym_client import Limits, Split, TurngymError, connect
 from turngym_leaderboard import record as records
 from turngym_leaderboard import seeds, tables
-from turngym_leaderboard.agents import AgentFault, AgentUnavailable, Reply, Seat, View
+from turngym_leaderboard.agents import AgentFault, AgentUnavailable, Fault, Reply, Seat, View
 from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
 from turngym_leaderboard.evaluation import CannotEvaluate, evaluate
 from turngym_leaderboard.protocol import REFERENCE, Decoding, Protocol, select_instances
 from turngym_leaderboard.runner import play
-from turngym_leaderboard.verify import verify
+from turngym_leaderboard.verify import verify, verify_trajectories
 
 SMALL = dataclasses.replace(REFERENCE, instances=24)
 
@@ -54,6 +54,18 @@ class GivesUp(Script):
         if views[0].turn == 1:
             raise AgentFault("out of memory")
         return super().act(views)
+
+
+class Hangs(Script):
+    """Times out where it has not won after its first turn, outgrows its model at every third seat, and tells costs."""
+
+    def act(self, views: Sequence[View]) -> list[Reply | Fault]:
+        return [self.turn(view) for view in views]
+
+    def turn(self, view: View) -> Reply | Fault:
+        if view.turn == 1:
+            return Fault("context: 9 tokens", truncated=True) if view.seat % 3 == 0 else Fault("timeout: no answer")
+        return dataclasses.replace(self.reply(["Up"]), tokens_in=7, cost=0.25, failure="empty: nothing was said")
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +227,28 @@ def test_an_agents_fault_is_a_failure(client):
         ("agent_fault", False, "out of memory")
     }
     assert {len(p.turns) for p in played} == {1}
+
+
+def test_a_fault_ends_its_own_conversation_and_costs_are_kept(client, tmp_path):
+    evaluation = evaluate(client, SMALL, [Hangs("hangs")])
+    record, row = evaluation.record, evaluation.record.row("hangs")
+    # One push of a box never solves these levels, so all go on to the second turn.
+    assert {(e.outcome, e.success, len(e.actions), e.tokens_in, e.cost) for e in row.episodes} == {
+        ("agent_fault", False, 1, 7, 0.25)
+    }
+    assert [e.truncated for e in row.episodes] == [k % 3 == 0 for k in range(24)]
+    assert {e.fault for e in row.episodes} == {"context: 9 tokens", "timeout: no answer"}
+    assert {tuple(e.failures.items()) for e in row.episodes} == {(("empty", 1),)}
+    assert row.statistics.faults == {"context": 8, "timeout": 16}
+    assert (row.statistics.failures, row.statistics.truncation_rate) == ({"empty": 24}, 8 / 24)
+    said = "\n".join([*tables.notes(record), *tables.cost_lines(record)])
+    assert "hangs: 24 faults of the agent's (context 8, timeout 16) and 0 of the environment's" in said
+    assert "hangs: turns whose answer was at fault (empty 24)" in said
+    assert "hangs: 7.0 tokens read an episode, $6.00 in all, none solved" in said
+    folder = records.save(record, evaluation.trajectories, tmp_path)
+    kept = records.load(folder)
+    assert verify(client, kept, trajectories=records.load_trajectories(folder)) == []
+    assert verify_trajectories(folder, kept) == []
 
 
 def test_scripted_agents_asked_for_by_name_are_no_contestants(client):

@@ -93,6 +93,14 @@ def test_an_environment_in_two_halves_is_the_whole():
     assert halves.detectable == pytest.approx(whole.detectable)
 
 
+def test_weights_make_differences_of_scores_those_of_the_overall_score():
+    # Floors and ceilings 0.2 to 0.7, and 0 to 1: scores (p − f)/(c − f), and their mean.
+    weights = ranking.overall_weights([0.5, 1.0])
+    told = rank([board("0011", "0111", weight=weights[0]), board("01", "00", weight=weights[1])])
+    scores = [((0.5 - 0.2) / 0.5 + 0.5) / 2, ((0.75 - 0.2) / 0.5 + 0.0) / 2]
+    assert told.pairs[0].difference == pytest.approx(scores[1] - scores[0])
+
+
 def test_a_board_won_outright_in_two_environments_keeps_its_tiny_p_value():
     told = rank([board("0" * 40, "1" * 40), board("0" * 30, "1" * 30, weight=0.7)])
     # All 70 instances one way, or all the other.

@@ -184,6 +184,19 @@ def test_sign_flip_against_enumeration():
     assert st.sign_flip(differences) == pytest.approx(sum(extreme) / len(patterns))
 
 
+def test_mean_of_scores_by_hand():
+    intervals = [st.Interval(0.1, 0.9), st.Interval(0.57, 1.2)]
+    mean, error, interval = st.mean_score([0.4, 0.97], [0.12, 0.05], intervals)
+    # Errors 12 and 5 make 13, sides 30 and 40 make 50 below, 50 and 23 make √3029 above; of two scores, half of each.
+    assert (mean, error) == pytest.approx((0.685, 0.065))
+    assert (interval.low, interval.high) == pytest.approx((0.685 - 0.25, 0.685 + math.sqrt(0.3029) / 2))
+    alone = st.Interval(0.25, 0.75)
+    assert st.mean_score([0.5], [0.125], [alone]) == (0.5, 0.125, alone)
+    for sides in (([], [], []), ([0.4], [0.1], intervals)):
+        with pytest.raises(ValueError, match="one or more"):
+            st.mean_score(*sides)
+
+
 def test_pass_at_k_by_hand():
     outcomes = [[True, False, False, False], [True, True, True, False]]
     # k = 2: 1 − C(3,2)/C(4,2) = 1/2 and 1 − 0; C(1,2) = 0 and C(3,2)/C(4,2) = 1/2.

@@ -1,5 +1,7 @@
 """Rows and comparisons from episodes written by hand."""
 
+import math
+
 import pytest
 
 from turngym_leaderboard import statistics, summary
@@ -171,3 +173,60 @@ def test_agents_are_ranked_among_those_that_are_ranked_and_decoded_alike():
     [(everybody, _)] = summary.rank_agents(rows, attempts=1, greedy=True)
     assert everybody == [*sampled, *greedy]
     assert summary.rank_agents([rows[0], rows[1], rows[-1]], attempts=1, greedy=False) == ()
+
+
+def test_what_a_row_spent_and_failed_by():
+    fault = {"outcome": "agent_fault", "fault": "timeout: no answer within 9 s"}
+    episodes = [
+        episode(0, True, turns=1, tokens=10, tokens_in=100, cost=0.25, failures={"empty": 1}),
+        episode(1, False, turns=2, tokens=30, tokens_in=300, cost=0.5, failures={"empty": 1, "refused": 2}),
+        episode(2, False, turns=0, **fault),
+        episode(3, None, turns=1, tokens=1000, tokens_in=1000, cost=9.0),
+    ]
+    told = summary.summarise(episodes, exact([0.0] * 4), exact([1.0, 1.0, 1.0, 0.5]), samples=False)
+    assert told.spent is not None
+    assert told.spent.model_dump() == {"solved": 1, "turns": 3, "tokens": 40, "tokens_in": 400, "cost": 0.75}
+    assert (told.spent.per_solved("cost"), told.spent.per_solved("tokens_in")) == (0.75, 400)
+    assert (told.faults, told.failures) == ({"timeout": 1}, {"empty": 2, "refused": 2})
+    # Σ(c − f) = 3.5, and the unresolved instance had failed or been solved.
+    assert (told.score_low_bound, told.score_high_bound) == pytest.approx((1 / 3.5, 2 / 3.5))
+    nothing = summary.summarise([episode(0, False)], exact([0.0]), exact([1.0]), samples=False)
+    assert nothing.spent is not None
+    assert (nothing.spent.cost, nothing.spent.per_solved("cost"), nothing.spent.per_solved("turns")) == (None,) * 3
+    assert (nothing.score, nothing.score_low_bound, nothing.faults, nothing.failures) == (None, None, {}, {})
+
+
+def test_an_overall_score_by_hand():
+    floor, ceiling = exact([0.0] * 4), exact([1.0] * 4)
+    first = summary.summarise(
+        [episode(d, d < 3, tokens=10, cost=0.5) for d in range(4)], floor, exact([1.0, 1.0, 1.0, 0.75]), samples=False
+    )
+    second = summary.summarise(
+        [episode(d, None if d == 3 else d == 0, tokens=20, cost=1.0) for d in range(4)], floor, ceiling, samples=False
+    )
+    told = summary.overall({"one": first, "two": second})
+    # 3/3.75 and 1/3; with what is unresolved 1/4 to 2/4.
+    assert told.value == pytest.approx((0.8 + 1 / 3) / 2)
+    assert (told.low_bound, told.high_bound) == pytest.approx(((0.8 + 0.25) / 2, (0.8 + 0.5) / 2))
+    assert first.score is not None
+    assert second.score is not None
+    assert told.standard_error == pytest.approx(math.hypot(first.score.standard_error, second.score.standard_error) / 2)
+    assert told.low == pytest.approx(
+        told.value - math.hypot(first.score.value - first.score.low, second.score.value - second.score.low) / 2
+    )
+    assert (told.episodes, told.unresolved, told.ranked, told.missing) == (8, 1, False, "")
+    assert told.spent is not None
+    # What is unresolved was not spent by the agent.
+    assert told.spent.model_dump() == {"solved": 4, "turns": 14, "tokens": 100, "tokens_in": None, "cost": 5.0}
+    assert summary.overall({"one": first}).ranked
+
+
+def test_no_overall_score_without_one_in_every_environment():
+    told = summary.summarise([episode(0, True), episode(1, False)], exact([0, 0]), exact([1, 1]), samples=False)
+    without = summary.summarise([episode(0, True), episode(1, True)], exact([1, 1]), exact([1, 1]), samples=False)
+    overall = summary.overall({"one": told, "two": without, "three": None})
+    assert (overall.value, overall.low, overall.high_bound, overall.ranked) == (None, None, None, False)
+    assert overall.missing == "no normalised score in two, three"
+    assert overall.episodes == 4
+    with pytest.raises(ValueError, match="at least one environment"):
+        summary.overall({})

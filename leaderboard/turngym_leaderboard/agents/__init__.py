@@ -56,7 +56,10 @@ class Reply:
         actions: what is sent to the environment.
         valid_format: the answer could be parsed.
         cut_off: the answer was longer than it might be.
-        tokens: tokens sampled; None for an agent without tokens.
+        tokens: tokens sampled, those of the reasoning included; None for an agent without tokens.
+        tokens_in: tokens read; None where that is not known.
+        cost: US dollars; None where that is not known.
+        failure: what was wrong with an answer that counts nonetheless, its kind before a colon; "": nothing.
     """
 
     text: str
@@ -65,6 +68,22 @@ class Reply:
     valid_format: bool = True
     cut_off: bool = False
     tokens: int | None = None
+    tokens_in: int | None = None
+    cost: float | None = None
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An agent's failure in one conversation, which ends it. The episode counts as a failure.
+
+    Attributes:
+        reason: its kind before a colon, then what happened.
+        truncated: the conversation outgrew what the agent can read.
+    """
+
+    reason: str
+    truncated: bool = False
 
 
 class AgentUnavailable(Exception):
@@ -103,8 +122,10 @@ class Agent(Protocol):
         """Begins a batch of conversations; those before are over."""
         ...
 
-    def act(self, views: Sequence[View]) -> Sequence[Reply]:
-        """One reply for each view, in their order. Every seat that goes on is shown once, in the order of the seats.
+    def act(self, views: Sequence[View]) -> Sequence[Reply | Fault]:
+        """One reply for each view, or the fault that ends its conversation, in their order.
+
+        Every seat that goes on is shown once, in the order of the seats.
 
         Raises:
             AgentFault: the batch cannot be played on.
