@@ -14,7 +14,15 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from turngym.command import run_command
 from turngym_client import Client, Limits, Split, TurngymError, connect
@@ -204,6 +212,41 @@ def verify_command(
         f"the record stands: {resolved} episodes were played again, with the same digests and scores; {covered}",
         soft_wrap=True,
     )
+
+
+@app.command("view")
+def view_command(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE [FILE]", help="A trajectories.jsonl, or the folder of a run or record; or two."),
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Of the loopback; 0: a free one.")] = 0,
+    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
+) -> None:
+    """Shows the episodes of a training run or an evaluation in the browser, turn by turn, until Ctrl-C.
+
+    Files may be larger than memory, and may still be written: the page shows what there is.
+    """
+    console = Console()
+    with _one_line_errors():
+        try:
+            # Here and nowhere else: everything but pages works without a web server.
+            from turngym_leaderboard.pages.view_files import CannotView, open_files, serve_files
+        except ModuleNotFoundError as error:
+            raise CannotEvaluate(f"pages need more packages: pip install 'turngym[board]' ({error})") from error
+        try:
+            with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=console) as bar:
+                tasks: dict[str, TaskID] = {}
+
+                def progress(what: str, done: int, total: int) -> None:
+                    if what not in tasks:
+                        tasks[what] = bar.add_task(what, total=total)
+                    bar.update(tasks[what], completed=done, total=total)
+
+                opened = open_files(files, progress=progress)
+            serve_files(opened, port=port, open_browser=open_browser, tell=lambda said: typer.echo(said))
+        except CannotView as error:
+            raise CannotEvaluate(str(error)) from error
 
 
 def _agent(text: str, *, device: str, threads: int) -> Agent:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -203,3 +204,21 @@ def test_a_split_that_a_tokens_role_may_not_play_is_not_the_servers_splits(tmp_p
     ):
         evaluate(client, Protocol(), [])
     assert "--splits" not in str(refused.value)
+
+
+def test_view_refuses_what_it_cannot_show(tmp_path):
+    file = tmp_path / "trajectories.jsonl"
+    file.touch()
+    for arguments, told in (
+        ([str(tmp_path / "none.jsonl")], "is no file; name a trajectories.jsonl"),
+        ([str(file)] * 3, "3 files were named; expected one or two"),
+    ):
+        done = CliRunner().invoke(app, ["view", *arguments, "--no-open"])
+        assert done.exit_code == 2
+        assert told in " ".join(done.stderr.split())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = CliRunner().invoke(app, ["view", str(file), "--no-open", "--port", str(taken.getsockname()[1])])
+    assert done.exit_code == 2
+    assert "cannot be listened on" in " ".join(done.stderr.split())

@@ -17,6 +17,7 @@ from small_runs import Interruption, assert_same_run, breaking, small, stop_at, 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turngym_client import Split, connect
+from turngym_leaderboard.pages.trajectory_file import TrajectoryFile
 from turngym_trainer.checkpoint import CheckpointError, checkpoints, read_state
 from turngym_trainer.evaluate import choose_levels, wilson
 from turngym_trainer.metrics import read_metrics
@@ -67,6 +68,14 @@ def test_a_run_writes_what_it_promises(undisturbed, novice):
         charged = sum(not (turn["valid_format"] and turn["valid_action"]) for turn in episode["turns"])
         assert episode["reward"] == pytest.approx(episode["environment_return"] - 0.1 * charged)
         assert len(episode["digest"]) == 64
+        assert "\n" in episode["last_observation"]
+    viewed = TrajectoryFile(undisturbed)
+    viewed.refresh()
+    assert not viewed.notices
+    assert [(row.turns, row.verdict == "solved") for row in viewed.rows] == [
+        (len(episode["turns"]), episode["success"]) for episode in episodes
+    ]
+    assert viewed.episode(48).last == episodes[47]["last_observation"]
     assert sum(e["kept"] for e in episodes if e["iteration"] == 4) == 4
     played = [json.loads(line) for line in (undisturbed / "validations.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in played] == [2, 4]

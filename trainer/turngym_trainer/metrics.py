@@ -156,4 +156,5 @@ def _episode(trajectory: Trajectory) -> dict[str, object]:
             }
             for turn in trajectory.turns
         ],
+        "last_observation": trajectory.turns[-1].observation if trajectory.turns else None,
     }

@@ -1,0 +1,1 @@
+"""Pages for people: boards, submissions, comparisons, and episodes turn by turn."""
