@@ -4,7 +4,8 @@ Boards of ten agents are simulated whose true chances on each instance are known
 
 - equals: on how many boards any pair is told to differ (at most 5 % is promised), and on how many without Holm's
   adjustment;
-- one better than nine by what the board says is detectable: how often a pair that differs is told to (80 % is meant);
+- one better than nine by what the board says is detectable: how often a pair that differs is told to (80 % or more is
+  promised);
 - ten that differ step by step: on how many boards every agent's true rank lies in its rank range (95 % is promised).
 
 Writes board_of_equals.json and .txt beside this script. It takes about ten minutes of one core.

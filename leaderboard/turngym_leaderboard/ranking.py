@@ -88,8 +88,8 @@ class Ranking:
         ranks: by agent, the best and the worst rank that the tests leave open.
         ties: longest runs of `order` in which no two differ significantly; an agent may be in several, or in none.
         pairs: all of them, the first agent the earlier one.
-        detectable: the smallest true difference between two agents that a board like this finds in 80 % of cases;
-            None where there are no two agents.
+        detectable: the smallest true difference between two agents that a board like this finds in 80 % of cases or
+            more; None where there are no two agents.
     """
 
     order: tuple[int, ...]
@@ -196,15 +196,17 @@ def tie_groups(order: Sequence[int], pairs: Sequence[Pair], level: float = LEVEL
 def smallest_detectable(error: float, unit: float, pairs: int, *, level: float = LEVEL, power: float = POWER) -> float:
     """The smallest true difference that is found with this power, if nothing else on the board differs.
 
-    D = z·error with z = z(1 − level/(2·pairs)) + z(power), Holm's first and hardest step. Differences that come in
-    steps of `unit` have a variance of unit·D at least, so D is no less than z²·unit, however alike the agents are.
+    D² = z²·(error² + unit·D) with z = z(1 − level/(2·pairs)) + z(power), Holm's first and hardest step. A better agent
+    solves what its equals did not, so its differences vary more than theirs, by unit·D at most where attempts count
+    alone; agents that never differed have D = z²·unit.
 
     Args:
-        error: standard error of a difference between two agents.
+        error: standard error of a difference between two agents that are equal.
         unit: what one attempt more on one instance adds to a difference.
     """
     z = float(cast(float, stats.norm.isf(level / (2 * pairs)))) + float(cast(float, stats.norm.ppf(power)))
-    return max(z * error, z * z * unit)
+    half = z * z * unit / 2
+    return half + math.hypot(half, z * error)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
