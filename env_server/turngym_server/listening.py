@@ -70,7 +70,7 @@ SERVER_OPTIONS: Final = (
     # A small compressed request may be a large one, which is only known once it has been decompressed.
     ("grpc.compression_enabled_algorithms_bitset", UNCOMPRESSED),
     # Clients whose calls are open ask now and then whether anybody is there; by default that is too often.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_MS),
+    ("grpc.http2.min_ping_interval_without_data_ms", PING_MS),
     ("grpc.so_reuseport", 0),  # Else a second server would share the port unnoticed.
 )
 
