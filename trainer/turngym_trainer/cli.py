@@ -22,6 +22,7 @@ from turngym.command import run_command
 from turngym_client import Split, TurngymError
 from turngym_trainer.checkpoint import TRAINING, CheckpointError, read_state
 from turngym_trainer.compare import HEADINGS, compare, write_comparison
+from turngym_trainer.demonstrations import DemonstrationError
 from turngym_trainer.distributed import LostPeerError, PeerError, is_first_process
 from turngym_trainer.evaluate import Evaluation, EvaluationError, choose_levels, evaluate, pooled
 from turngym_trainer.grade import RunError
@@ -98,7 +99,10 @@ def train_command(
 
 @app.command("warm-start")
 def warm_start_command(preset: PresetOption = None, config: FileOption = None, set_: SetOption = None) -> None:
-    """Teaches a policy the oracle's play, so that rewards have something to go by. Writes it to run.folder."""
+    """Teaches a policy the oracle's play or kept episodes, so that rewards have something to go by.
+
+    Writes it to run.folder.
+    """
     try:
         settings = load_config(preset=preset, file=config, settings=set_ or [])
         with _progress() as progress:
@@ -114,8 +118,12 @@ def warm_start_command(preset: PresetOption = None, config: FileOption = None, s
                 if not console.is_terminal:
                     console.print(f"step {check.step}: {now}", highlight=False)
 
-            result = warm_start(settings, observe=observe)
-    except (EvaluationError, WarmStartError, *REFUSALS) as error:
+            result = warm_start(
+                settings,
+                observe=observe,
+                tell=lambda line: progress.console.print(line, highlight=False, markup=False, soft_wrap=True),
+            )
+    except (DemonstrationError, EvaluationError, WarmStartError, *REFUSALS) as error:
         _fail(str(error))
     ended = "reached" if result.reached else "was not reached"
     target = f"sampled success of {settings.warm_start.target_success:.0%} {ended}"

@@ -235,12 +235,20 @@ class CheckpointConfig(Section):
 
 
 class WarmStartConfig(Section):
-    episodes: Positive = Field(default=2_000, description="Oracle episodes that are demonstrated.")
+    episodes: NotNegative = Field(default=2_000, description="Oracle episodes that are demonstrated; 0: none.")
+    demonstrations: tuple[str, ...] = Field(
+        default=(),
+        description="Files of kept episodes, learnt beside the oracle's: trajectories.jsonl, or of a person.",
+    )
+    only_solved: bool = Field(default=True, description="Of kept episodes, leave out those that failed.")
+    learn_advised: bool = Field(
+        default=True, description="Of kept episodes, learn turns played after the oracle was asked; false: read them."
+    )
     detours: Share = Field(default=0.5, description="Share of turns that play random actions, which are not learnt.")
     slips: Share = Field(
         default=0.0, description="Share of turns that play random actions and are learnt: what rewards can put right."
     )
-    explain: bool = Field(default=True, description="Put the oracle's explanation between the think tags.")
+    explain: bool = Field(default=True, description="Put the explanation, or kept reasoning, between the think tags.")
     learning_rate: Rate = Field(default=2e-3, description="Of AdamW. Pretrained models: 1e-5.")
     batch_rows: Positive = Field(default=64, description="Rows of one optimiser step.")
     max_steps: Positive = Field(default=2_000, description="Optimiser steps at most.")

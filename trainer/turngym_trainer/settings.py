@@ -259,6 +259,8 @@ def _faults(config: Config) -> Iterator[str]:
             f"reward.below_floor: {config.reward.below_floor} for short reasoning is worse than an answer that cannot "
             f"be parsed, {config.reward.invalid_turn}, and would teach those; set it to at least reward.invalid_turn"
         )
+    if not config.warm_start.episodes and not config.warm_start.demonstrations:
+        yield ("warm_start.episodes: 0 and no warm_start.demonstrations leave nothing to learn from; set one of them")
     yield from _mixture_faults(config)
     for alone in environments(config).values():
         yield from _split_faults(alone)
@@ -386,9 +388,14 @@ def _merged(under: Tree, over: Mapping[str, object]) -> Tree:
 
 
 def _lists_as_tuples(value: Mapping[str, object]) -> Tree:
-    """Servers and phases may be one value or a list; strict validation wants the tuple that the tree holds."""
+    """Servers, phases and files may be one value or a list; strict validation wants the tuple that the tree holds."""
     tree = dict(value)
-    for name, key, kind in (("run", "server", str), ("lora", "targets", str), ("horizon", "turns", int)):
+    for name, key, kind in (
+        ("run", "server", str),
+        ("lora", "targets", str),
+        ("horizon", "turns", int),
+        ("warm_start", "demonstrations", str),
+    ):
         section = tree.get(name)
         if isinstance(section, Mapping):
             section = dict(cast(Mapping[str, object], section))

@@ -1,11 +1,12 @@
-"""Warm start: supervised training on the oracle's play, until the policy succeeds often enough for rewards to teach.
+"""Warm start: supervised training on shown play, until the policy succeeds often enough for rewards to teach.
 
-The oracle advises at the server (`Advise`), on split `train` like everything that is learnt from. A share of the turns
-are detours: random legal actions, played but not learnt, so that demonstrations also begin where a policy's own
-mistakes lead. Slips are random too, but learnt: a policy that imitates a fallible player knows more than it plays,
-which rewards can bring out; one that imitates a perfect player can only be taught what it does not know. Success is
-measured by sampling on split `validation`. In a mixture every environment has its share of the demonstrations, and
-success is that in all of them. Everything is a function of the settings and the seed.
+What is shown is the oracle's play, kept episodes (`demonstrations`), or both, in that order. The oracle advises at the
+server (`Advise`), on split `train` like everything that is learnt from. A share of the turns are detours: random legal
+actions, played but not learnt, so that demonstrations also begin where a policy's own mistakes lead. Slips are random
+too, but learnt: a policy that imitates a fallible player knows more than it plays, which rewards can bring out; one
+that imitates a perfect player can only be taught what it does not know. Success is measured by sampling on split
+`validation`. In a mixture every environment has its share of the oracle's episodes, and success is that in all of
+them. Everything is a function of the settings, the files and the seed.
 """
 
 import json
@@ -22,7 +23,8 @@ from turngym_client import Advice, Client, Episode, EpisodeRequest, Split
 from turngym_trainer import seeds
 from turngym_trainer.batch import Batch
 from turngym_trainer.config import Config
-from turngym_trainer.context import Context, Conversation, demonstration, system_message
+from turngym_trainer.context import Context, Conversation, system_message
+from turngym_trainer.demonstrations import FileReport, answer, learn_from_files, learnt_rows
 from turngym_trainer.evaluate import choose_levels, context_of, environment_limits, evaluate, pooled
 from turngym_trainer.logprobs import Scorer, micro_batches
 from turngym_trainer.lora import Adapters
@@ -76,15 +78,22 @@ class WarmStart:
     Attributes:
         folder: the policy, in Hugging Face's layout.
         reached: the target was met; else the steps ran out.
+        files: what became of each file of kept episodes.
     """
 
     folder: Path
     rows: int
     reached: bool
     checks: tuple[Check, ...]
+    files: tuple[FileReport, ...]
 
 
-def warm_start(config: Config, *, observe: Callable[[Check], None] = lambda check: None) -> WarmStart:
+def warm_start(
+    config: Config,
+    *,
+    observe: Callable[[Check], None] = lambda check: None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> WarmStart:
     """Trains `policy.model` on demonstrations and writes it to `run.folder`.
 
     With `lora.rank` only small layers are trained, and what is written has them merged into its weights.
@@ -92,9 +101,11 @@ def warm_start(config: Config, *, observe: Callable[[Check], None] = lambda chec
     Args:
         config: sections run, environment or mixture, policy, lora, rollout (context and sampling) and warm_start count.
         observe: told each check.
+        tell: told what became of each file of kept episodes.
 
     Raises:
         WarmStartError: the folder is taken, or the oracle demonstrated nothing.
+        DemonstrationError: kept episodes cannot be learnt from, or the settings leave no room for what is shown.
         PolicyError: the policy cannot be loaded, or LoRA not be had.
         ConfigError: a split is not served, an address is none, or the folder cannot be written.
         TurngymError: the server cannot be used, or the environment has no oracle.
@@ -112,9 +123,11 @@ def warm_start(config: Config, *, observe: Callable[[Check], None] = lambda chec
     checks: list[Check] = []
     with connected(config) as client:
         split = Split(config.validation.split)
-        for each in alone.values():
-            served_environment(client, each, {Split(each.environment.split), split})
-        rows = demonstrate(policy, client, config)
+        infos = [served_environment(client, each, {Split(each.environment.split), split}) for each in alone.values()]
+        kept = learn_from_files(policy, config, infos)
+        for report in kept.files:
+            tell(report.told())
+        rows = [*(demonstrate(policy, client, config) if settings.episodes else ()), *kept.rows]
         levels = {
             name: choose_levels(
                 client, each.environment, split, run_seed=config.run.seed, count=settings.check_episodes
@@ -138,10 +151,15 @@ def warm_start(config: Config, *, observe: Callable[[Check], None] = lambda chec
                 break
     reached = bool(checks) and checks[-1].success >= settings.target_success
     trainer.save(folder)
-    report = {"reached": reached, "rows": len(rows), "checks": [asdict(check) for check in checks]}
+    report = {
+        "reached": reached,
+        "rows": len(rows),
+        "checks": [asdict(check) for check in checks],
+        "demonstrations": [asdict(each) for each in kept.files],
+    }
     text = json.dumps({**report, "config": config_tree(config)}, indent=1, ensure_ascii=False)
     (folder / REPORT).write_text(text, encoding="utf-8")
-    return WarmStart(folder, len(rows), reached, tuple(checks))
+    return WarmStart(folder, len(rows), reached, tuple(checks), kept.files)
 
 
 def demonstrate(policy: Policy, client: Client, config: Config) -> list[Row]:
@@ -229,12 +247,13 @@ class _Lesson:
                 self._detours.append(self._turns)
         self._conversation.show(self.episode.state.observation)
         self._conversation.answer(
-            demonstration(
+            answer(
                 self._policy,
                 self._context,
-                explanation if self._config.warm_start.explain else "",
+                explanation,
                 actions,
                 self.episode.action_separator,
+                explain=self._config.warm_start.explain,
             )
         )
         self._turns += 1
@@ -255,12 +274,7 @@ class _Lesson:
 
     def rows(self) -> list[Row]:
         """The token records, detours being no actions."""
-        rows: list[Row] = []
-        for row in self._conversation.rows():
-            learnt = row.is_action & ~np.isin(row.turn, self._detours)
-            if learnt.any():
-                rows.append(Row(row.ids, learnt, np.where(learnt, row.turn, -1), row.logprobs))
-        return rows
+        return learnt_rows(self._conversation, self._detours)
 
 
 class _Trainer:
