@@ -129,6 +129,13 @@ def test_a_run_whose_base_is_gone_is_not_resumed(server, novice, tmp_path):
     assert checkpoints(tmp_path / "run" / "checkpoints")
 
 
+def test_more_than_the_model_has_is_refused_before_anything_is_written(server, novice, tmp_path):
+    config = small(server, novice, tmp_path / "run", "lora.rank=129", "critic.trunk=shared")
+    with pytest.raises(PolicyError, match=r"lora\.rank: 129 is more than .* \(128\).* as 16, or to 0"):
+        train(config)
+    assert not (tmp_path / "run").exists()
+
+
 def test_without_peft_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(PolicyError, match=re.escape("pip install 'turngym[lora]', or set lora.rank=0")):

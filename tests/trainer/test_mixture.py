@@ -39,7 +39,7 @@ def test_weights_go_from_one_to_the_other():
     assert weights_at(config, 1).tolist() == [0.75, 0.25]
     assert weights_at(config, 3).tolist() == [0.5, 0.5]
     assert weights_at(config, 5).tolist() == weights_at(config, 50).tolist() == [0.25, 0.75]
-    constant = mixed('{id="a"}', '{id="b", weight=[3]}', settings=["mixture.iterations=1"]).mixture
+    constant = mixed('{id="a"}', '{id="b", weight=3}', settings=["mixture.iterations=1"]).mixture
     assert weights_at(constant, 1).tolist() == weights_at(constant, 9).tolist() == [0.25, 0.75]
 
 
@@ -82,6 +82,7 @@ def test_a_mixture_reads_back_the_same(tmp_path):
         (['{id="a", name="b"}', '{id="b"}'], [], "b is there more than once"),
         (['{id="a", name="b/c"}'], [], "mixture.environments.0.name"),
         (['{id="a", weight=[0, 1]}'], [], "the weights sum to 0"),
+        (['{id="a", weight=0}', '{id="b", weight=0}'], [], "the weights sum to 0"),
         (['{id="a", weight=[]}'], [], "mixture.environments.0.weight"),
         (['{id="a", weight=[1, 2, 3]}'], [], "mixture.environments.0.weight"),
         (['{id="a", weight=[-1]}'], [], "mixture.environments.0.weight"),

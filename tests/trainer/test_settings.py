@@ -57,6 +57,26 @@ def test_presets_differ_in_what_the_papers_differ_in():
         (["horizon.turns=[3, 2]"], ["horizon.turns: [3, 2] does not grow from phase to phase", "ascending"]),
         (["horizon.turns=[2, 2]"], ["horizon.turns: [2, 2] does not grow"]),
         (["horizon.turns=[2, 3]", "horizon.until=validation", "validation.every=0"], ["no phase would end"]),
+        (
+            ["horizon.turns=[10, 20, 30]"],
+            ["horizon.iterations: the last of 3 phases would begin after iteration 200", "ends with 100"],
+        ),
+        (
+            ["horizon.turns=[2, 3, 4]", "horizon.iterations=2", "run.iterations=4"],
+            ["would begin after iteration 4", "set run.iterations over the former"],
+        ),
+        (
+            # Two phases of a validation that sets the best and three that are no better, every 10 iterations.
+            ["horizon.turns=[2, 3, 4]", "horizon.until=validation", "run.iterations=80"],
+            ["horizon.patience: the last of 3 phases would begin after iteration 80", "ends with 80"],
+        ),
+        (["diagnostics.every=5", "rollout.groups=1", "rollout.group_size=32"], ["diagnostics.every", "at least 2"]),
+        (["warm_start.detours=0.7", "warm_start.slips=0.4"], ["warm_start.detours: 0.7", "0.4 slips", "at most 1"]),
+        (["warm_start.detours=1.0"], ["warm_start.detours: 1 of the turns", "nothing is learnt"]),
+        (["reward.length_floor=64"], ["reward.length_floor", "at most 64 tokens", "set it lower"]),
+        (["reward.invalid_turn=-inf"], ["reward.invalid_turn", "finite"]),
+        (["update.dual_clip=nan"], ["update.dual_clip: nan"]),
+        (["rollout.temperature=0"], ["rollout.temperature", "greater than 0, got 0 (Of sampling; "]),
         (["update.warmup_iterations=100"], ["update.warmup_iterations: 100 of 100 iterations would never reach"]),
         (["guard.on_alarm=rollback", "validation.every=20"], ["checkpoint.keep: a fall of success", "at least 8"]),
         (["rollout.group=3"], ["unknown setting 'rollout.group'", "did you mean 'rollout.groups'"]),
@@ -125,6 +145,11 @@ def test_a_group_of_one_will_do_where_no_members_are_compared():
         load_config(
             settings=["rollout.group_size=1", "rollout.groups=32", "filter.kind=none", f"advantage.kind={kind}"]
         )
+
+
+def test_the_last_phase_may_have_but_one_iteration():
+    load_config(settings=["horizon.turns=[2, 3, 4]", "horizon.iterations=2", "run.iterations=6"])
+    load_config(settings=["horizon.turns=[2, 3, 4]", "horizon.until=validation", "run.iterations=81"])
 
 
 def test_reinforce_pp_reads_a_penalty_in_the_reward():

@@ -480,7 +480,7 @@ def test_a_run_of_phases_resumes_as_exactly_in_each_and_between_them(server, nov
 
 
 def test_phases_of_more_turns_than_validations_play_are_refused(server, novice, tmp_path):
-    config = small(server, novice, tmp_path / "run", "horizon.turns=[2, 4]")
+    config = small(server, novice, tmp_path / "run", "horizon.turns=[2, 4]", "horizon.iterations=2")
     with pytest.raises(ConfigError, match="the last phase has 4 turns, validations and the environment 3"):
         train(config)
     assert not (tmp_path / "run").exists()

@@ -1,18 +1,19 @@
 """Settings of a run: one frozen tree of sections, each with its defaults and what they mean.
 
-Knows ranges of single values only. How the layers (defaults, preset, file, command line) come together, and which
-settings exclude each other, is in `settings`.
+Knows ranges of single values only. How the layers (defaults, preset, file, command line) come together is in
+`settings`, which settings exclude each other in `rules`.
 """
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Charge = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
@@ -46,9 +47,14 @@ class EnvironmentConfig(Section):
     )
 
 
+def _in_tuple(value: object) -> object:
+    """One weight may stand without brackets."""
+    return (value,) if isinstance(value, int | float) else value
+
+
 class MixedEnvironment(EnvironmentConfig):
     name: str = Field(default="", pattern=r"^[\w.-]*$", description="What metrics and records call it; empty: its id.")
-    weight: tuple[Weight, ...] = Field(
+    weight: Annotated[tuple[Weight, ...], BeforeValidator(_in_tuple)] = Field(
         default=(1.0,), min_length=1, max_length=2, strict=False, description="Share of the groups; two: from and to."
     )
 
@@ -107,13 +113,11 @@ class RolloutConfig(Section):
 
 
 class RewardConfig(Section):
-    invalid_turn: float = Field(
-        default=-0.1, le=0.0, description="Added once to a turn that was unparsed or held an invalid action."
+    invalid_turn: Charge = Field(
+        default=-0.1, description="Added once to a turn that was unparsed or held an invalid action."
     )
     length_floor: NotNegative = Field(default=0, description="Least tokens that a turn should reason; 0: no floor.")
-    below_floor: float = Field(
-        default=-0.1, le=0.0, allow_inf_nan=False, description="Added to a parsed turn whose reasoning is shorter."
-    )
+    below_floor: Charge = Field(default=-0.1, description="Added to a parsed turn whose reasoning is shorter.")
     process: str = Field(
         default="", description="package.module:function of a finished turn, whose value is added; empty: none."
     )
@@ -138,8 +142,12 @@ class AdvantageConfig(Section):
         default="gae",
         description="gae or bi_level_gae (with a critic), grpo, dr_grpo, rloo or reinforce_pp (without).",
     )
-    gamma: Share = Field(default=1.0, description="Discount from token to token.")
-    gamma_turn: Share = Field(default=1.0, description="Discount at a turn's last token; bi_level_gae: 0.95.")
+    gamma: Share = Field(
+        default=1.0, description="Discount from token to token; grpo, dr_grpo and rloo have none: they compare returns."
+    )
+    gamma_turn: Share = Field(
+        default=1.0, description="Of gae and bi_level_gae: discount at a turn's last token; the latter's is 0.95."
+    )
     lam: Share = Field(default=1.0, description="GAE's lambda.")
     bootstrap_truncated: bool = Field(
         default=False,

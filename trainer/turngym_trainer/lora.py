@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from turngym_trainer.config import LoraConfig
 from turngym_trainer.policy import Policy, PolicyError
@@ -35,6 +36,21 @@ def import_peft() -> Any:
         ) from error
 
 
+def check_lora(model: PreTrainedModel, config: LoraConfig) -> None:
+    """Refuses layers that cannot be had, or that are larger than what they stand beside.
+
+    Raises:
+        PolicyError: peft is not installed, or no weight of the model has as many rows and columns as the rank.
+    """
+    import_peft()
+    most = max(min(weight.shape) for weight in cast(nn.Module, model).parameters() if weight.dim() == 2)
+    if config.rank > most:
+        raise PolicyError(
+            f"lora.rank: {config.rank} is more than any weight of {type(model).__name__} has rows or columns here "
+            f"({most}), so more would be trained than without; set it to a fraction of {most}, as 16, or to 0"
+        )
+
+
 class Adapters:
     """Trained layers beside a policy's linear ones. At first they add nothing.
 
@@ -45,10 +61,11 @@ class Adapters:
         seed: what the adapters are drawn from.
 
     Raises:
-        PolicyError: peft is not installed, or no layer goes by the names in `lora.targets`.
+        PolicyError: see `check_lora`; or no layer goes by the names in `lora.targets`.
     """
 
     def __init__(self, policy: Policy, config: LoraConfig, *, dtype: torch.dtype, seed: int) -> None:
+        check_lora(policy.model, config)
         peft = import_peft()
         self._policy = policy
         model = cast(nn.Module, policy.model)

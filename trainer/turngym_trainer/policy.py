@@ -260,7 +260,8 @@ def _from_folder(folder: Path) -> Policy:
         fault = "the folder has no *.safetensors, and other weight formats are not read"
     if fault:
         raise PolicyError(
-            f"no policy at {folder}: {fault}; expected tiny, smollm2, or a folder with config.json and *.safetensors"
+            f"no policy at {folder}: {fault}; expected tiny, smollm2, or a folder with config.json and *.safetensors "
+            "(of a model on a hub: `hf download OWNER/NAME --local-dir FOLDER` first)"
         )
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)

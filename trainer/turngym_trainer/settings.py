@@ -1,4 +1,4 @@
-"""Where a run's settings come from, and which of them exclude each other.
+"""Where a run's settings come from.
 
 Layers, later ones win: the defaults, a preset, a TOML file, `--set section.key=value`. What they come to is checked as
 a whole, so that nothing that cannot work gets as far as a rollout: a bad setting is refused with the reason and what to
@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from turngym_trainer.advantage import ADVANTAGES
 from turngym_trainer.config import Config, Section
 from turngym_trainer.filter import FILTERS
-from turngym_trainer.mixture import environments
+from turngym_trainer.rules import faults, faults_of_processes
 
 Tree = dict[str, object]
 
@@ -104,8 +104,8 @@ def config_from_tree(tree: Mapping[str, object]) -> Config:
         ConfigError: naming every fault.
     """
     config = _parsed(tree)
-    if faults := list(_faults(config)):
-        raise ConfigError("\n".join(faults))
+    if found := list(_unknown_kinds(config)) or list(faults(config)):
+        raise ConfigError("\n".join(found))
     return config
 
 
@@ -165,190 +165,24 @@ def changed_keys(old: Config, new: Config) -> list[str]:
     ]
 
 
-def _faults(config: Config) -> Iterator[str]:
-    """Rules between settings, each with its reason and what to do."""
-    if config.filter.kind not in FILTERS:
-        yield (
-            f"filter.kind: unknown {config.filter.kind!r}{_nearest(config.filter.kind, FILTERS)}; "
-            f"there are {', '.join(FILTERS)}"
-        )
-    estimator = ADVANTAGES.get(config.advantage.kind)
-    if estimator is None:
-        yield (
-            f"advantage.kind: unknown {config.advantage.kind!r}{_nearest(config.advantage.kind, ADVANTAGES)}; "
-            f"there are {', '.join(ADVANTAGES)}"
-        )
-        return
-    if config.rollout.top_p != 1.0 or config.rollout.top_k != 0:
-        yield (
-            "rollout.top_p and rollout.top_k: log-probabilities are those of the whole distribution, and "
-            f"truncated sampling (top_p={config.rollout.top_p}, top_k={config.rollout.top_k}) draws from another; "
-            "use top_p=1.0 and top_k=0, and shape the distribution by rollout.temperature"
-        )
-    compares_members = estimator.compares_members or config.advantage.baseline == "group"
-    if config.rollout.group_size < 2 and config.rollout.refills:
-        yield "rollout.refills: a group of 1 has no spread, so all would be played again; set rollout.group_size to 2"
-    if config.rollout.group_size < 2 and (config.filter.kind != "none" or compares_members):
-        yield (
-            f"rollout.group_size: {config.filter.kind} filtering and {config.advantage.kind} compare the members of a "
-            "group, and a group of 1 has no spread; set it to at least 2"
-        )
-    episodes = config.rollout.groups * config.rollout.group_size
-    if config.update.minibatch_episodes > episodes:
-        yield (
-            f"update.minibatch_episodes: {config.update.minibatch_episodes} is more than an iteration's {episodes} "
-            f"episodes (rollout.groups times rollout.group_size); set it to at most {episodes}, or play more"
-        )
-    if config.advantage.baseline == "group" and config.advantage.kind != "reinforce_pp":
-        yield (
-            f"advantage.baseline: {config.advantage.kind} has a baseline of its own; set advantage.baseline=none, or "
-            "advantage.kind=reinforce_pp"
-        )
-    if config.advantage.bootstrap_truncated and not estimator.needs_critic:
-        yield (
-            f"advantage.bootstrap_truncated: {config.advantage.kind} has no critic that could say what would have "
-            "come; set it to false, or advantage.kind=gae"
-        )
-    if config.advantage.kind == "dr_grpo" and config.update.aggregation != "length-limit":
-        yield (
-            f"update.aggregation: {config.update.aggregation} weighs tokens by how long answers are, which dr_grpo is "
-            "there to avoid; set update.aggregation=length-limit, or advantage.kind=rloo"
-        )
-    if config.kl.coefficient > 0.0:
-        yield from _kl_faults(config, reads_token_rewards=estimator.reads_token_rewards)
-    if config.critic.trunk == "shared" and config.critic.on == "all" and config.filter.kind != "none":
-        yield (
-            "critic.on: a shared trunk learns policy and value in one step, from the same episodes; "
-            "set critic.on=kept or critic.trunk=own"
-        )
-    if config.lora.rank and config.critic.trunk == "own" and estimator.needs_critic:
-        yield (
-            "critic.trunk: a trunk of its own is trained whole, and LoRA is there to train few weights; set "
-            "critic.trunk=shared, or an advantage without critic (advantage.kind=grpo)"
-        )
-    if config.policy.dtype != "float32" and config.update.old_logprobs == "sampled":
-        yield (
-            f"update.old_logprobs: in {config.policy.dtype} the sampler's log-probabilities differ from the trainer's, "
-            "and the ratio would start away from 1; set update.old_logprobs=recomputed"
-        )
-    reach = config.checkpoint.keep * config.checkpoint.every
-    if config.guard.on_alarm == "rollback" and reach < 4 * config.validation.every:
-        yield (
-            f"checkpoint.keep: a fall of success is told of after three validations, {3 * config.validation.every} "
-            f"iterations, and the {config.checkpoint.keep} checkpoints kept reach back {reach}; set it to at least "
-            f"{-(-4 * config.validation.every // config.checkpoint.every)}, or guard.on_alarm=warn"
-        )
-    yield from _reuse_faults(config)
-    turns = config.horizon.turns
-    if list(turns) != sorted(set(turns)):
-        yield f"horizon.turns: {list(turns)} does not grow from phase to phase; give ascending numbers, as [10, 20, 30]"
-    if len(turns) > 1 and config.horizon.until == "validation" and not config.validation.every:
-        yield "horizon.until: without validations no phase would end; set validation.every, or horizon.until=iterations"
-    if config.update.warmup_iterations >= config.run.iterations:
-        yield (
-            f"update.warmup_iterations: {config.update.warmup_iterations} of {config.run.iterations} iterations would "
-            "never reach the learning rate; set it under run.iterations"
-        )
-    if config.update.dual_clip <= 1.0 + config.update.clip_high:
-        yield (
-            f"update.dual_clip: {config.update.dual_clip} must be over 1 + clip_high = {1 + config.update.clip_high}, "
-            "else it acts before the clip does; 3.0 is usual"
-        )
-    if config.reward.length_floor and config.reward.below_floor < config.reward.invalid_turn:
-        yield (
-            f"reward.below_floor: {config.reward.below_floor} for short reasoning is worse than an answer that cannot "
-            f"be parsed, {config.reward.invalid_turn}, and would teach those; set it to at least reward.invalid_turn"
-        )
-    if not config.warm_start.episodes and not config.warm_start.demonstrations:
-        yield ("warm_start.episodes: 0 and no warm_start.demonstrations leave nothing to learn from; set one of them")
-    yield from _mixture_faults(config)
-    for alone in environments(config).values():
-        yield from _split_faults(alone)
-
-
 def check_processes(config: Config, processes: int) -> None:
     """Refuses what several processes cannot do together.
 
     Raises:
         ConfigError: naming every fault.
     """
-    if processes == 1:
-        return
-    with_critic = ADVANTAGES[config.advantage.kind].needs_critic
-    faults: list[str] = []
-    if config.lora.rank:
-        faults.append("lora.rank: LoRA trains in one process; set lora.rank=0, or start the run without torchrun")
-    if with_critic and config.critic.trunk == "shared":
-        faults.append(
-            "critic.trunk: of several processes each holds a part of actor and critic, which run apart; set "
-            "critic.trunk=own, or an advantage without critic (advantage.kind=grpo)"
-        )
-    if config.run.device.startswith("cuda:"):
-        faults.append(f"run.device: each of {processes} processes takes a GPU of its own; set run.device=cuda")
-    if faults:
-        raise ConfigError("\n".join(faults))
+    if found := list(faults_of_processes(config, processes)):
+        raise ConfigError("\n".join(found))
 
 
-def _split_faults(config: Config) -> Iterator[str]:
-    if config.environment.split == "train" and config.validation.split == "all" and config.validation.every:
-        yield (
-            "validation.split: all contains the worlds of split train, so it would measure memory; set "
-            "validation.split=validation, or environment.split=all where the environment cannot be divided"
-        )
-    if config.environment.split == "all" and config.validation.split == "validation" and config.validation.every:
-        yield (
-            "validation.split: an environment that is trained on split all has met the worlds of validation; "
-            "set validation.split=all (a score on worlds that were trained on) or environment.split=train"
-        )
-
-
-def _mixture_faults(config: Config) -> Iterator[str]:
-    mixed = config.mixture.environments
-    if not mixed:
-        return
-    if own := changed_keys(Config(), Config(environment=config.environment)):
-        yield f"{', '.join(own)}: a mixture names its environments itself; set it for each of mixture.environments"
-    names = [each.name or each.id for each in mixed]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        yield (
-            f"mixture.environments: {', '.join(twice)} is there more than once; give each a name of its own, for "
-            f'example {{id = "{mixed[0].id}", name = "small"}}'
-        )
-    if any(sum(each.weight[at] for each in mixed) <= 0.0 for at in (0, -1)):
-        yield "mixture.environments: the weights sum to 0, so no groups would be played; set one over 0"
-
-
-def _reuse_faults(config: Config) -> Iterator[str]:
-    reuse = config.rollout.reuse
-    if config.run.iterations % reuse:
-        yield (
-            f"rollout.reuse: {config.run.iterations} iterations are no multiple of {reuse}, so the last groups would "
-            "be played and never learnt from; set "
-            f"run.iterations={-(-config.run.iterations // reuse) * reuse}, or another rollout.reuse"
-        )
-    horizon = config.horizon
-    if len(horizon.turns) > 1 and horizon.until == "iterations" and horizon.iterations % reuse:
-        yield (
-            f"horizon.iterations: a phase of {horizon.iterations} ends while groups of {reuse} iterations "
-            f"(rollout.reuse) are in use, which have its turns; set it to a multiple of {reuse}"
-        )
-
-
-def _kl_faults(config: Config, *, reads_token_rewards: bool) -> Iterator[str]:
-    place, estimator = config.kl.place, config.kl.estimator
-    if place == "loss" and estimator == "k1" and not config.kl.allow_k1_in_loss:
-        yield (
-            "kl.estimator: k1 in the loss has no gradient in expectation, so it would penalise nothing; "
-            "set kl.estimator=k2 or k3, or kl.place=reward (kl.allow_k1_in_loss=true has it nevertheless, as RAGEN's "
-            "own recipe does)"
-        )
-    if place == "reward" and estimator != "k1":
-        yield f"kl.estimator: {estimator} in the reward is biased; set kl.estimator=k1, or kl.place=loss"
-    if place == "reward" and not reads_token_rewards:
-        yield (
-            f"kl.place: {config.advantage.kind} reads one return an episode and never sees a penalty on tokens; "
-            "set kl.place=loss and kl.estimator=k3"
-        )
+def _unknown_kinds(config: Config) -> Iterator[str]:
+    """Filters and estimators that nobody has registered."""
+    for key, kind, known in (
+        ("filter.kind", config.filter.kind, FILTERS),
+        ("advantage.kind", config.advantage.kind, ADVANTAGES),
+    ):
+        if kind not in known:
+            yield f"{key}: unknown {kind!r}{_nearest(kind, known)}; there are {', '.join(known)}"
 
 
 def read_toml(file: Path) -> Tree:
@@ -414,7 +248,8 @@ def _describe(fault: ErrorDetails) -> str:
     if fault["type"] == "extra_forbidden":
         known = Config.model_fields if len(where) == 1 else (name for name, _, _ in settings_table())
         return f"unknown setting {key!r}{_nearest(key, known) or '; `trainer settings` lists them all'}"
-    return f"{key}: {fault['msg']}, got {fault['input']!r}"
+    meaning = {name: f" ({meaning})" for name, _, meaning in settings_table()}.get(key, "")
+    return f"{key}: {fault['msg']}, got {fault['input']!r}{meaning}"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -42,7 +42,7 @@ from turngym_trainer.facts import Facts, write_facts
 from turngym_trainer.grade import Graded, RunError, check_readable, complete_groups, grade
 from turngym_trainer.guard import Alarm, Watch, watch
 from turngym_trainer.held import Held, left_of_block, load_held
-from turngym_trainer.lora import import_peft
+from turngym_trainer.lora import check_lora
 from turngym_trainer.loss import kl_penalty
 from turngym_trainer.memory import Episode, Shape, estimate, refuse_what_does_not_fit, told
 from turngym_trainer.metrics import METRICS, NoLog, Number, RunLog, read_metrics
@@ -522,7 +522,7 @@ def _open_run(config: Config, group: Group, *, resume: bool, tell: Callable[[str
     _set_threads(config, state)
     policy = _load(_policy_to_load(folder, newest, config), config)
     if config.lora.rank:
-        import_peft()
+        check_lora(policy.model, config.lora)
     if config.policy.gradient_checkpointing:
         layers_to_recompute(policy.model)
     with connected(config) as client:
