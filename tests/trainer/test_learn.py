@@ -118,6 +118,50 @@ def test_what_is_divided_by_its_spread_has_no_scale(kind):
     np.testing.assert_allclose(advantages[1], advantages[0] * (1.0 if kind == "grpo" else 8.0), rtol=1e-5)
 
 
+def read_whole_and_by_turns(group, member, *rewards):
+    """One episode as a policy with the full history reads it, and as one that reads the last turn only."""
+    rng = np.random.default_rng((group, member))
+    turns, pieces = tuple(map(turn, rewards)), []
+    for index in range(len(rewards)):
+        shown, written = int(rng.integers(2, 6)), int(rng.integers(1, 5))
+        of = np.repeat([-1, index], [shown, written])
+        pieces.append((rng.integers(0, 100, shown + written), of))
+
+    def row(*parts):
+        ids, of = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return Row(ids, of >= 0, of, np.where(of >= 0, -5.0, 0).astype(np.float32))
+
+    return tuple(
+        Trajectory("sokoban", group, member, 0, 0, "", None, True, False, "", rows, turns)
+        for rows in ((row(*pieces),), tuple(row(piece) for piece in pieces))
+    )
+
+
+@pytest.mark.parametrize("kind", ADVANTAGES)
+def test_what_a_policy_reads_decides_nothing_about_what_its_tokens_are_worth(kind):
+    """Where a critic knows nothing yet, the advantages of both contexts are equal, and both are learnt from."""
+    played = [
+        read_whole_and_by_turns(*of) for of in ((0, 0, 1.0, 0.5), (0, 1, -1.0), (1, 0, 2.0, 0.0, 3.0), (1, 1, 0.25))
+    ]
+    settings = [f"advantage.kind={kind}", "filter.kind=none", "advantage.gamma=0.9", "advantage.gamma_turn=0.7"]
+    settings += ["advantage.lam=0.8", *(["update.aggregation=length-limit"] if kind == "dr_grpo" else [])]
+    config = config_of(*settings)
+    given = []
+    for episodes in zip(*played, strict=True):
+        trained = learner(config, with_critic=ADVANTAGES[kind].needs_critic)
+        before = {name: weight.clone() for name, weight in trained.policy.model.named_parameters()}
+        metrics = learn(trained, grade(episodes, config, Place(1)), config, Place(1))
+        assert metrics["update/actor_steps"] == 1
+        assert all((weight != before[name]).any() for name, weight in trained.policy.model.named_parameters())
+        given.append(trained.given[0])
+    whole, by_turns = given
+    assert len(whole.batch.rows) == 4 < len(by_turns.batch.rows)
+    assert np.abs(whole.advantages).max() > 0.5
+    np.testing.assert_array_equal(whole.advantages, by_turns.advantages)
+    if whole.targets is not None:
+        np.testing.assert_array_equal(whole.targets, by_turns.targets)
+
+
 def test_random_groups_are_a_function_of_run_and_iteration():
     episodes = tuple(episode(group, member, turn(group * member)) for group in range(12) for member in range(2))
     config = config_of("filter.kind=random", "filter.keep=0.5")
