@@ -67,7 +67,8 @@ def updates(settings):
             *settings,
         ]
     )
-    reference = load_policy("tiny", seed=1, dtype=config.policy.dtype) if config.kl.coefficient else None
+    apart = config.kl.coefficient > 0.0 and not config.lora.rank
+    reference = load_policy("tiny", seed=1, dtype=config.policy.dtype) if apart else None
     policy = load_policy("tiny")
     learner = Learner(policy, config, length_limit=60, with_critic=True, reference=reference, group=group)
     rng = np.random.default_rng(0)
@@ -76,15 +77,17 @@ def updates(settings):
         batch = random_batch(rng, B)
         lesson = lesson_of(learner, batch, rng)
         critic_episodes = everyone(batch)
+        actor_episodes = critic_episodes if config.critic.trunk == "shared" else critic_episodes[1:]
         report = learner.update(
-            lesson, actor_episodes=critic_episodes[1:], critic_episodes=critic_episodes, place=Place(iteration)
+            lesson, actor_episodes=actor_episodes, critic_episodes=critic_episodes, place=Place(iteration)
         )
         results["reports"].append([getattr(report, name) for name in report.__slots__])
         results["logprobs"].append(learner.logprobs(batch))
         results["values"].append(learner.values(batch))
-        results["reference"] = learner.reference_logprobs(batch) if reference else np.zeros(1)
+        results["reference"] = learner.reference_logprobs(batch) if learner.reference else np.zeros(1)
     assert learner.critic is not None
-    results["actor"] = [weight.detach().float().numpy() for weight in policy.model.parameters()]
+    trained = [weight for weight in policy.model.parameters() if weight.requires_grad]
+    results["actor"] = [weight.detach().float().numpy() for weight in trained]
     critic = whole(learner.critic.state_dict(), keep=True)
     results["critic"] = [tensor.detach().float().numpy() for tensor in critic.values()]
     return results

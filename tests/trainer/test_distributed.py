@@ -23,6 +23,12 @@ KINDS = {
     "of whole episodes, with a KL divergence": ["update.ratio=sequence", "kl.coefficient=0.1", "kl.place=loss"],
     "recomputed layers": ["policy.gradient_checkpointing=true"],
     "bfloat16": ["policy.dtype=bfloat16", "update.old_logprobs=recomputed"],
+    "LoRA, with a critic on its trunk": [
+        "lora.rank=4",
+        "critic.trunk=shared",
+        "kl.coefficient=0.1",
+        "update.learning_rate=1e-3",
+    ],
 }
 
 
@@ -136,14 +142,12 @@ def test_what_several_processes_cannot_do_is_refused_once(server, novice, tmp_pa
 @pytest.mark.parametrize(
     ("setting", "remedy"),
     [
-        ("lora.rank=4", "lora.rank=0"),
         ("critic.trunk=shared", "critic.trunk=own"),
         ("run.device=cuda:1", "run.device=cuda"),
     ],
 )
 def test_refusals_say_what_to_set(setting, remedy):
-    preset = "grpo" if "lora" in setting else "starpo_s"
-    config = load_config(preset=preset, settings=[setting])
+    config = load_config(settings=[setting])
     check_processes(config, 1)
     with pytest.raises(ConfigError, match=remedy):
         check_processes(config, 2)
@@ -174,3 +178,7 @@ def test_an_estimate_for_several_processes_divides_what_they_share():
     assert four.critic == 3 * shape.trunk
     assert (four.reference, four.activations) == (one.reference, one.activations)
     assert four.cache <= one.cache
+    adapted = load_config(preset="grpo", settings=["rollout.groups=8", "lora.rank=4"])
+    one, four = (estimate(shape, adapted, episode, processes) for processes in (1, 4))
+    assert (four.weights, four.optimiser, four.gradients) == (one.weights, one.optimiser, one.gradients)
+    assert four.cache < one.cache

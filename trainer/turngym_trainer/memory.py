@@ -140,7 +140,10 @@ def estimate(shape: Shape, config: Config, episode: Episode, processes: int = 1)
 
 
 def _shared(shape: Shape, config: Config, episode: Episode, processes: int) -> Estimate:
-    """A process's part: of masters, gradients, moments and critic; of episodes. The policy that plays it has whole."""
+    """A process's part: of masters, gradients, moments and critic; of episodes. The policy that plays it has whole.
+
+    With LoRA it is of episodes alone: what is trained is little, and every process has all of it.
+    """
     rollout, validation = config.rollout, config.validation
     share = config.model_copy(
         update={
@@ -149,6 +152,8 @@ def _shared(shape: Shape, config: Config, episode: Episode, processes: int) -> E
         }
     )
     alone, s = estimate(shape, share, episode), _bytes(config)
+    if config.lora.rank:
+        return alone
     return replace(
         alone,
         weights=shape.parameters * s + _MASTER * shape.parameters // processes,

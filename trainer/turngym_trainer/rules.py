@@ -34,12 +34,10 @@ def faults_of_processes(config: Config, processes: int) -> Iterator[str]:
     if processes == 1:
         return
     with_critic = ADVANTAGES[config.advantage.kind].needs_critic
-    if config.lora.rank:
-        yield "lora.rank: LoRA trains in one process; set lora.rank=0, or start the run without torchrun"
-    if with_critic and config.critic.trunk == "shared":
+    if with_critic and config.critic.trunk == "shared" and not config.lora.rank:
         yield (
             "critic.trunk: of several processes each holds a part of actor and critic, which run apart; set "
-            "critic.trunk=own, or an advantage without critic (advantage.kind=grpo)"
+            "critic.trunk=own, LoRA (lora.rank=16), or an advantage without critic (advantage.kind=grpo)"
         )
     if config.run.device.startswith("cuda:"):
         yield f"run.device: each of {processes} processes takes a GPU of its own; set run.device=cuda"

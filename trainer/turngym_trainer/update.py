@@ -106,7 +106,7 @@ class Learner:
         with_critic: the advantage needs values.
         reference: see below.
         group: the processes of the run. Where there are several, all call all methods together, and actor and critic
-            are in shards.
+            are in shards; but with LoRA, where little is trained, each process has all of them.
 
     Raises:
         PolicyError: the policy cannot do gradient checkpointing or LoRA, which the settings ask for.
@@ -155,7 +155,8 @@ class Learner:
             if self.critic is not None and self.critic.own_trunk:
                 recompute_layers(self.critic.trunk)
         self._score = self.scorer.score
-        if group.size > 1:
+        self._sharded = group.size > 1 and self.adapters is None
+        if self._sharded:
             self._actor_weights = ShardedActor(policy.model, config.rollout.temperature, dtype)
             self._score = self._actor_weights
             if self.critic is not None:
@@ -334,12 +335,15 @@ class Learner:
             if counts and critic:
                 part_loss = part_loss + self._critic_loss(lesson, part, hidden, uniform, sums)
             # Shards get the mean of the processes' gradients, and the sum is wanted.
-            cast(None, (part_loss * self.group.size).backward())  # pyright: ignore[reportUnknownMemberType]
+            times = self.group.size if self._sharded else 1
+            cast(None, (part_loss * times).backward())  # pyright: ignore[reportUnknownMemberType]
             self._actor_weights.take_gradients()
             self._critic_weights.take_gradients()
             loss += part_loss.detach()
         optimiser = self.optimisers["actor" if actor or self._joint else "critic"]
         parameters = (self._actor_parameters if actor else []) + (self._critic_parameters if critic else [])
+        if self.group.size > 1 and not self._sharded:
+            _add_up_gradients(parameters, self.group)
         norm = one_number(torch.nn.utils.clip_grad_norm_(parameters, self._config.update.gradient_clip))
         loss = self.group.total(loss)
         if bool(torch.isfinite(loss)) and bool(torch.isfinite(norm)):
@@ -429,6 +433,13 @@ class Learner:
         loss = value_loss(scaled, old, targets, torch.full_like(targets, weight), clip)
         sums.totals["value_loss"] = sums.totals.get("value_loss", 0.0) + float(loss.detach())
         return loss * self._config.critic.coefficient if self._joint else loss
+
+
+def _add_up_gradients(parameters: Sequence[nn.Parameter], group: Group) -> None:
+    """Gives every process the sum of all processes' gradients; one that had nothing to do for a weight adds 0."""
+    for parameter in parameters:
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        parameter.grad = group.total(gradient)
 
 
 def _realign(policy: Policy) -> None:
