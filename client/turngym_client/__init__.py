@@ -12,7 +12,7 @@
 
 from turngym import __version__  # First: it says how gRPC waits, before that is imported.
 from turngym_client.aio import AsyncClient, AsyncEpisode, aconnect
-from turngym_client.answer import ParsedAnswer, parse_answer
+from turngym_client.answer import ParsedAnswer, answer_form, parse_answer
 from turngym_client.credentials import TlsConfig
 from turngym_client.errors import (
     EnvironmentFailed,
@@ -89,6 +89,7 @@ __all__ = [
     "VersionMismatch",
     "__version__",
     "aconnect",
+    "answer_form",
     "connect",
     "parse_answer",
 ]

@@ -1,4 +1,4 @@
-"""Reads an agent's answer: `<think>…</think><answer>action || action</answer>`.
+"""Reads an agent's answer: `<think>…</think><answer>action || action</answer>`, and says how to write one.
 
 Knows nothing of environments, tokens or prompts.
 """
@@ -58,3 +58,18 @@ def parse_answer(text: str, separator: str = "||", max_actions: int | None = Non
     if not actions:
         return INVALID
     return ParsedAnswer(reasoning=reasoning.strip(), actions=actions, valid_format=True)
+
+
+def answer_form(separator: str, actions_per_turn: int) -> str:
+    """What an agent is told of the form that `parse_answer` reads, without a full stop.
+
+    Args:
+        separator: between the actions of a turn; "": one action a turn.
+        actions_per_turn: the most that are run.
+    """
+    several = bool(separator) and actions_per_turn > 1
+    answer = f"<answer>action {separator} action</answer>" if several else "<answer>action</answer>"
+    form = f"Think first, then answer, in this form: <think>your reasoning</think>{answer}"
+    if several:
+        form += f" with at most {actions_per_turn} actions, separated by {separator}"
+    return form

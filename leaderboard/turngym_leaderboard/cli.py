@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 a record does not stand up to `verify`, or of several some
 cannot be done, in one line.
 """
 
+import difflib
 import json
 import re
 import secrets
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -29,6 +31,8 @@ from turngym_client import Client, Limits, Split, TurngymError, connect
 from turngym_leaderboard import record as records
 from turngym_leaderboard import tables
 from turngym_leaderboard.agents import Agent, AgentUnavailable
+from turngym_leaderboard.agents.chat_completions import EndpointSettings
+from turngym_leaderboard.agents.endpoint import EndpointAgent
 from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
 from turngym_leaderboard.evaluation import CannotEvaluate, evaluate
 from turngym_leaderboard.protocol import REFERENCE, Decoding, Protocol
@@ -48,6 +52,11 @@ OUT: Final = Path("runs/leaderboard")
 app = typer.Typer(
     help="Scores agents on held-out instances.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
 )
+SETTINGS: Final = " ".join(
+    f"{key}: {field.description}{'' if field.is_required() else f' [{field.default}]'}"
+    for key, field in EndpointSettings.model_fields.items()
+)
+"""Every setting of an endpoint, for the help."""
 _AGENT: Final = re.compile(r"(?:(?P<name>[^=:]+)=)?(?P<kind>[a-z]+)(?::(?P<path>.+))?")
 
 Server = Annotated[list[str], typer.Option(help="host:port of an environment server; several may be given.")]
@@ -57,7 +66,10 @@ Server = Annotated[list[str], typer.Option(help="host:port of an environment ser
 def evaluate_command(
     agent: Annotated[
         list[str],
-        typer.Option(help="[NAME=]checkpoint:PATH, random or oracle; several may be given and are then compared."),
+        typer.Option(
+            help="[NAME=]checkpoint:PATH, [NAME=]endpoint:URL, random or oracle; several may be given and are then "
+            "compared."
+        ),
     ],
     env: Annotated[str, typer.Option(help="Environment id.")],
     server: Server,
@@ -79,6 +91,10 @@ def evaluate_command(
     ] = REFERENCE.limits.max_actions_per_turn,
     option: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the environment; JSON or a plain string.")
+    ] = None,
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME:]KEY=VALUE", help=f"Setting of endpoints, or of one of them. {SETTINGS}"),
     ] = None,
     sessions: Annotated[int, typer.Option(min=1, help="Episodes held at once.")] = 128,
     device: Annotated[str, typer.Option(help="Where checkpoints run: cpu, cuda or cuda:N.")] = "cpu",
@@ -102,7 +118,7 @@ def evaluate_command(
             )
         except ValueError as error:
             raise CannotEvaluate(str(error)) from error
-        agents = [_agent(text, device=device, threads=threads) for text in agent]
+        agents = [_agent(text, device=device, threads=threads, endpoint=endpoint or []) for text in agent]
         with _connect(server) as client, _progress(console) as bar:
             tasks: dict[str, TaskID] = {}
 
@@ -249,7 +265,7 @@ def view_command(
             raise CannotEvaluate(str(error)) from error
 
 
-def _agent(text: str, *, device: str, threads: int) -> Agent:
+def _agent(text: str, *, device: str, threads: int, endpoint: Sequence[str]) -> Agent:
     """Makes the agent that a command line names."""
     match = _AGENT.fullmatch(text)
     name, kind, path = match.group("name", "kind", "path") if match else (None, "", None)
@@ -259,7 +275,36 @@ def _agent(text: str, *, device: str, threads: int) -> Agent:
         return OracleAgent()
     if kind == "checkpoint" and path:
         return _checkpoint(Path(path), name=name or path, device=device, threads=threads)
-    raise CannotEvaluate(f"--agent {text!r}: expected [NAME=]checkpoint:PATH, random or oracle")
+    if kind == "endpoint" and path:
+        return EndpointAgent(path, endpoint_settings(endpoint, name or path), name=name or path)
+    raise CannotEvaluate(f"--agent {text!r}: expected [NAME=]checkpoint:PATH, [NAME=]endpoint:URL, random or oracle")
+
+
+def endpoint_settings(settings: Sequence[str], name: str) -> EndpointSettings:
+    """The settings of the endpoint of this name, from `key=value` and `name:key=value`; the latter go first.
+
+    Raises:
+        CannotEvaluate: a key is unknown, a value is none of its, or there is no model.
+    """
+    of_all, of_one = dict[str, str](), dict[str, str]()
+    for setting in settings:
+        left, equals, value = setting.partition("=")
+        agent, colon, key = left.rpartition(":")
+        if not equals or not key:
+            raise CannotEvaluate(f"--endpoint {setting!r}: expected [NAME:]KEY=VALUE")
+        if key not in EndpointSettings.model_fields:
+            near = difflib.get_close_matches(key, EndpointSettings.model_fields, 1)
+            hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(EndpointSettings.model_fields)}"
+            raise CannotEvaluate(f"--endpoint {setting!r}: there is no {key}; {hint}")
+        if not colon or agent == name:
+            (of_one if colon else of_all)[key] = value
+    try:
+        return EndpointSettings.model_validate(of_all | of_one)
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = f" {first['loc'][0]}" if first["loc"] else ""
+        missing = "; name the model with --endpoint model=NAME" if first["loc"] == ("model",) else ""
+        raise CannotEvaluate(f"--endpoint{what} of {name}: {first['msg']}{missing}") from error
 
 
 def _checkpoint(folder: Path, *, name: str, device: str, threads: int) -> Agent:

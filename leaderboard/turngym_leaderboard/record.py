@@ -38,8 +38,11 @@ _PACKAGES: Final = (
     "transformers",
     "tokenizers",
 )
-_TOLD_OF_CHECKPOINTS: Final = ("folder", "context", "instructions", "max_response_tokens")
-"""What is shown of an agent that samples."""
+_TOLD: Final = {
+    "checkpoint": ("folder", "context", "instructions", "max_response_tokens"),
+    "endpoint": ("url", "model", "context", "instructions", "max_response_tokens"),
+}
+"""What is shown of an agent that samples, by its kind."""
 
 Number = TypeVar("Number", int, float)
 
@@ -408,8 +411,9 @@ class RowRecord(Model):
     @model_validator(mode="after")
     def _is_described(self) -> Self:
         told = self.description
-        if told.get("kind") == "checkpoint" and (missing := [key for key in _TOLD_OF_CHECKPOINTS if key not in told]):
-            raise ValueError(f"the description of checkpoint {self.agent!r} lacks {', '.join(missing)}")
+        kind = told.get("kind", "")
+        if missing := [key for key in _TOLD.get(kind, ()) if key not in told]:
+            raise ValueError(f"the description of {kind} {self.agent!r} lacks {', '.join(missing)}")
         epoch = told.get("trained_split_epoch", "0")
         if not epoch.isdecimal():
             raise ValueError(f"trained_split_epoch of {self.agent!r} is {epoch!r}; expected a number")

@@ -23,6 +23,14 @@ def agent_seed(secret: bytes, environment: str, draw: int, attempt: int) -> int:
     return _derive(secret, "agent", environment, draw, attempt)
 
 
+def request_seed(agent_seed: int, agent: str, turn: int) -> int:
+    """Seed of one request to a server that samples for an agent, in [0, 2^31), which every server takes.
+
+    It differs from agent to agent, so that no server knows by it which attempt it has met before.
+    """
+    return _derive(str(agent_seed).encode(), "request", agent, turn) >> 33
+
+
 def lot(secret: bytes, agent: str, draw: int, attempt: int) -> int:
     """An episode's lot where a few of an agent's are drawn to be checked: the lowest are taken."""
     return _derive(secret, "lot", agent, draw, attempt)

@@ -50,14 +50,18 @@ def _limits(record: Record) -> str:
 
 def agent_lines(record: Record) -> list[str]:
     """What an agent that samples reads and may write, once for each."""
-    lines = {
-        row.description["folder"]: (
-            f"{row.agent}: reads {row.description['context']}, instructions {row.description['instructions']}, "
-            f"writes at most {row.description['max_response_tokens']} tokens a turn; {row.description['folder']}"
-        )
-        for row in reversed(record.rows)
-        if row.description.get("kind") == "checkpoint"
-    }
+    lines: dict[str, str] = {}
+    for row in reversed(record.rows):
+        told = row.description
+        where = {
+            "checkpoint": told.get("folder", ""),
+            "endpoint": f"model {told.get('model')} at {told.get('url')}",
+        }.get(told.get("kind", ""))
+        if where is not None:
+            lines[where] = (
+                f"{row.agent}: reads {told['context']}, instructions {told['instructions']}, "
+                f"writes at most {told['max_response_tokens']} tokens a turn; {where}"
+            )
     return list(reversed(lines.values()))
 
 

@@ -242,8 +242,8 @@ def _wrong_rows(record: Record, protocol: Protocol) -> Iterator[str]:
             yield f"{row.agent}: its description says kind {kind!r}, which an agent of that name is not"
         if row.decoding not in ("", *(() if scripted else (str(protocol.decoding), "greedy"))):
             yield f"{row.agent}: decoding {row.decoding!r} is not the protocol's"
-        if kind == "checkpoint" and not row.decoding:
-            yield f"{row.agent}: the record does not say how this checkpoint was decoded"
+        if kind in ("checkpoint", "endpoint") and not row.decoding:
+            yield f"{row.agent}: the record does not say how this {kind} was decoded"
         if row.unavailable and not scripted:
             yield f"{row.agent}: the record says that it could not play ({row.unavailable}); of its kind none is kept"
 

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym_client import answer_form
 from turngym_trainer.generate import Response
 from turngym_trainer.policy import ANSWER_END, ChatFormat, Policy
 from turngym_trainer.trajectory import Row
@@ -47,11 +48,7 @@ def system_message(style: Instructions, instructions: str, separator: str, actio
     """
     if style == "none":
         return ""
-    several = bool(separator) and actions_per_turn > 1
-    answer = f"<answer>action {separator} action</answer>" if several else "<answer>action</answer>"
-    form = f"Think first, then answer, in this form: <think>your reasoning</think>{answer}"
-    if several:
-        form += f" with at most {actions_per_turn} actions, separated by {separator}"
+    form = answer_form(separator, actions_per_turn)
     return f"{form}." if style == "short" else f"{instructions}\n\n{form}."
 
 
