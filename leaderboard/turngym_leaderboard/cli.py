@@ -265,6 +265,34 @@ def view_command(
             raise CannotEvaluate(str(error)) from error
 
 
+@app.command("export")
+def export_command(
+    data: Annotated[Path, typer.Argument(help="The boards' folder.")],
+    folder: Annotated[Path, typer.Argument(help="Where the site is written; an earlier export there is replaced.")],
+    database: Annotated[str, typer.Option(help="PostgreSQL's URL; empty: SQLite in the boards' folder.")] = "",
+) -> None:
+    """Writes the public pages of all boards as files: a site that can be put anywhere, or opened from the folder."""
+    with _one_line_errors():
+        try:
+            # Here and nowhere else: everything but boards works without a database.
+            from turngym_leaderboard.pages.export import CannotExport, export
+            from turngym_leaderboard.pages.from_store import BoardSource
+            from turngym_leaderboard.store import StoreError, open_store
+        except ModuleNotFoundError as error:
+            raise CannotEvaluate(f"boards need more packages: pip install 'turngym[board]' ({error})") from error
+        if not data.is_dir():
+            raise CannotEvaluate(f"{data} is no folder; name the one that the boards lie in")
+        try:
+            with open_store(data, database) as store:
+                written = export(BoardSource(store), folder)
+        except (CannotExport, StoreError) as error:
+            raise CannotEvaluate(str(error)) from error
+    typer.echo(
+        f"{written.boards} boards, {written.submissions} submissions, {written.episodes} episodes: "
+        f"{written.pages} pages, beginning with {folder / 'index.html'}"
+    )
+
+
 def _agent(text: str, *, device: str, threads: int, endpoint: Sequence[str]) -> Agent:
     """Makes the agent that a command line names."""
     match = _AGENT.fullmatch(text)

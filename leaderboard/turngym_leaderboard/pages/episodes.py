@@ -83,7 +83,7 @@ def evaluated_faults(episode: EpisodeRecord | None) -> str:
     """What went wrong in an episode, in a few words; "" where nothing did."""
     if episode is None:
         return ""
-    said = [_ENDINGS[episode.outcome]] if episode.outcome in _ENDINGS else []
+    said = [word] if (word := ending(episode.outcome)) else []
     counted = (
         (episode.unparsed_turns, "could not be parsed"),
         (episode.invalid_turns, "with an invalid action"),
@@ -91,6 +91,11 @@ def evaluated_faults(episode: EpisodeRecord | None) -> str:
     )
     said += [f"{count} {'turn' if count == 1 else 'turns'} {what}" for count, what in counted if count]
     return ", ".join(said)
+
+
+def ending(outcome: str) -> str:
+    """How an episode ended that was not played to its end; "" for one that was."""
+    return _ENDINGS.get(outcome, "")
 
 
 def evaluated_view(
@@ -111,7 +116,7 @@ def evaluated_view(
     facts = [("instance", str(trajectory.draw)), ("attempt", str(trajectory.attempt + 1))]
     ended = ""
     if episode is not None:
-        ended = _ENDINGS.get(episode.outcome, _end(episode.end_reason, truncated=episode.truncated))
+        ended = ending(episode.outcome) or _end(episode.end_reason, truncated=episode.truncated)
         facts += [("instance id", episode.instance_id), ("world", episode.world_id)]
         facts += [("level seed", str(episode.level_seed)), ("noise seed", str(episode.noise_seed))]
         facts += [("fault", episode.fault)] if episode.fault else []

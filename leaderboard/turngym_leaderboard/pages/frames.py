@@ -57,12 +57,12 @@ class Frames:
     legend: tuple[Cell, ...]
 
 
-def frames(episodes: Sequence[EpisodeView], page: int = 1) -> Frames:
-    """The frames of a page; a page that is not there is the nearest one that is."""
+def frames(episodes: Sequence[EpisodeView], page: int = 1, most: int = MOST_FRAMES) -> Frames:
+    """The frames of a page of `most`; a page that is not there is the nearest one that is."""
     total = max(len(episode.turns) for episode in episodes)
-    pages = 1 + total // MOST_FRAMES
+    pages = 1 + total // most
     page = min(max(page, 1), pages)
-    numbers = range((page - 1) * MOST_FRAMES, min(page * MOST_FRAMES, total + 1))
+    numbers = range((page - 1) * most, min(page * most, total + 1))
     made = tuple(
         Frame(
             number=at + 1,

@@ -7,7 +7,7 @@ own: a template cannot forget it. Pages run this package's script and no other, 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -79,6 +79,11 @@ def number(value: float | None, digits: int = 2) -> str:
     return "0" if told == "-0" else told.replace("-", "−")
 
 
+def fixed(value: float, digits: int) -> str:
+    """A number with so many digits and a true minus, for columns."""
+    return f"{value:,.{digits}f}".replace("-", "−")
+
+
 def signed(value: float, digits: int = 2) -> str:
     """A number with its sign; 0 has none."""
     told = number(value, digits)
@@ -88,6 +93,11 @@ def signed(value: float, digits: int = 2) -> str:
 def percent(share: float | None, digits: int = 1) -> str:
     """A share between 0 and 1; – where there is none."""
     return "–" if share is None else f"{share * 100:.{digits}f} %"
+
+
+def chance(p_value: float) -> str:
+    """A p-value after "p"; what is very small is not told as 0."""
+    return "< 0.0001" if p_value < 0.0001 else f"= {p_value:.2g}"
 
 
 def thousands(value: int) -> str:
@@ -118,6 +128,7 @@ _environment: Final = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_environment.filters.update(  # pyright: ignore[reportUnknownMemberType]
-    {"name": name, "number": number, "signed": signed, "percent": percent, "thousands": thousands}
+# Jinja's own type of this knows its own filters only.
+cast("dict[str, object]", _environment.filters).update(
+    {each.__name__: each for each in (name, number, fixed, signed, percent, chance, thousands)}
 )

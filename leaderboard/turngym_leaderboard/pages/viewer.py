@@ -11,12 +11,12 @@ from typing import Annotated, Final
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
-from fastapi.staticfiles import StaticFiles
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from turngym_leaderboard.pages import assets
 from turngym_leaderboard.pages.episode_list import episode_filter, episode_list, page_address
 from turngym_leaderboard.pages.frames import frames
-from turngym_leaderboard.pages.render import HEADERS, STATIC, Links, render
+from turngym_leaderboard.pages.render import HEADERS, Links, render
 from turngym_leaderboard.pages.return_chart import return_chart
 from turngym_leaderboard.pages.trajectory_file import CannotView, TrajectoryFile
 from turngym_leaderboard.pages.views import EpisodeRow, EpisodeView
@@ -30,7 +30,7 @@ def viewer(files: Sequence[TrajectoryFile]) -> FastAPI:
     """The application over files whose keys differ. Each request first reads what has been added to them."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS))
-    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    app.include_router(assets.router)
     by_key = {file.key: file for file in files}
     links = Links()
     reading = threading.Lock()
@@ -94,7 +94,6 @@ def viewer(files: Sequence[TrajectoryFile]) -> FastAPI:
                 "beside": [] if other else beside(files, file.rows[file.at(number)]),
                 "neighbours": [] if other else neighbours(file, number),
                 "choose": "" if other else " or ".join(f"{f.key}-{f.rows[0].number}" for f in files if f.rows),
-                "said_before": [],
             },
         )
 

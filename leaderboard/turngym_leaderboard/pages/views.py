@@ -133,6 +133,7 @@ class EpisodeList:
         solved, failed: of the matching ones.
         agents, environments: what can be filtered by; empty where there are too many to choose from.
         notices: what the reader has to know of the source.
+        by_turns: it can be filtered by turns.
     """
 
     key: str
@@ -148,3 +149,253 @@ class EpisodeList:
     page: int
     pages: int
     notices: tuple[str, ...] = field(default=())
+    by_turns: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """An environment of a board.
+
+    Attributes:
+        floor, ceiling: success of a random and of the best possible player on the scored instances; None: unknown.
+        protocol: what is played, in a line.
+        overall: it counts in the overall score.
+    """
+
+    label: str
+    environment: str
+    floor: float | None
+    ceiling: float | None
+    protocol: str
+    overall: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BoardRow:
+    """A submission on a board.
+
+    Attributes:
+        owner: "" for the board's own rows.
+        score: normalised, over all environments that count; None where `lacking` says why.
+        ranks: best and worst rank that the tests leave open; None: not ranked.
+        successes: by column; None where there is none.
+        price: what a solved episode takes, in the unit of `BoardView.price_unit`; None: unknown.
+        notes: what a reader must know of the row, such as episodes that are not resolved.
+    """
+
+    id: str
+    name: str
+    kind: str
+    owner: str
+    score: Estimate | None
+    lacking: str
+    ranks: tuple[int, int] | None
+    successes: tuple[Estimate | None, ...]
+    price: float | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRow:
+    """A submission that has no result yet. `reason`: why it failed, where it has."""
+
+    id: str
+    name: str
+    kind: str
+    owner: str
+    state: str
+    reason: str
+    episodes: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class BoardView:
+    """A board.
+
+    Attributes:
+        closed: when its season ended; "" while it lasts.
+        secret: published when the season has ended; "" before.
+        rows: those with results, the best score first.
+        waiting: those without.
+        detectable: the smallest true difference of scores that a comparison here finds in 80 % of cases; None: there
+            is nothing to compare.
+        price_unit: of a solved episode: "$" or "tokens"; "" where no row tells either.
+    """
+
+    slug: str
+    title: str
+    season: str
+    about: str
+    sealed: bool
+    created: str
+    closed: str
+    secret_hash: str
+    secret: str
+    columns: tuple[Column, ...]
+    rows: tuple[BoardRow, ...]
+    waiting: tuple[WaitingRow, ...]
+    detectable: float | None
+    price_unit: str
+
+    @property
+    def live(self) -> bool:
+        """Something is being played, or waits for it."""
+        return any(row.state in ("queued", "running") for row in self.waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class BoardLine:
+    """A board in a list of boards. `submissions`: that everybody may see."""
+
+    slug: str
+    title: str
+    season: str
+    closed: str
+    environments: tuple[str, ...]
+    submissions: int
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentResult:
+    """What a submission came to in one environment.
+
+    Attributes:
+        unavailable: why it cannot play there; then there is no number.
+        figures: further numbers: what and how much.
+        faults, failures: counts of episodes, and of turns, by kind, most first.
+        bounds: success if all unresolved episodes had failed, or succeeded; None where all are resolved.
+    """
+
+    label: str
+    environment: str
+    unavailable: str
+    success: Estimate | None
+    score: Estimate | None
+    score_missing: str
+    floor: float | None
+    ceiling: float | None
+    instances: int
+    episodes: int
+    unresolved: int
+    bounds: tuple[float, float] | None
+    figures: tuple[tuple[str, str], ...]
+    faults: tuple[tuple[str, int], ...]
+    failures: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionView:
+    """A submission.
+
+    Attributes:
+        facts: what it is: name and value.
+        times: what happened when.
+        others: ids and names of those that it can be compared with.
+        showcase: its episodes that anybody may see.
+        listed: all its episodes may be looked at.
+    """
+
+    id: str
+    board: str
+    board_title: str
+    name: str
+    kind: str
+    owner: str
+    state: str
+    reason: str
+    episodes: int
+    total: int
+    ranks: tuple[int, int] | None
+    score: Estimate | None
+    facts: tuple[tuple[str, str], ...]
+    times: tuple[tuple[str, str], ...]
+    results: tuple[EnvironmentResult, ...]
+    others: tuple[tuple[str, str], ...]
+    showcase: tuple[EpisodeRow, ...]
+    listed: bool
+
+    @property
+    def live(self) -> bool:
+        """Something about it will change by itself."""
+        return self.state in ("uploaded", "validated", "queued", "running")
+
+
+@dataclass(frozen=True, slots=True)
+class ShownEpisode:
+    """An episode with what it belongs to: slug and title of the board, id and name of the submission."""
+
+    board: str
+    board_title: str
+    submission: str
+    name: str
+    view: EpisodeView
+
+
+Side = Literal["one", "other", "both", "neither"]
+"""Who did better on an instance; both: alike, and solved; neither: not solved by either."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstancePair:
+    """What two agents came to on an instance: attempts solved, and who did better."""
+
+    instance: int
+    one: int
+    other: int
+    side: Side
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentComparison:
+    """Two agents on their common instances of one environment.
+
+    Attributes:
+        difference: success of the other less that of the one; None: they have no instance in common.
+        test: what the p-value is of.
+        instances: all of them, in order.
+    """
+
+    label: str
+    one: Estimate | None
+    other: Estimate | None
+    difference: Estimate | None
+    p_value: float | None
+    test: str
+    attempts: int
+    instances: tuple[InstancePair, ...]
+
+    def count(self, side: Side) -> int:
+        """Instances of a side."""
+        return sum(pair.side == side for pair in self.instances)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonView:
+    """Two agents of a board.
+
+    Attributes:
+        adjusted: p-value of the difference of their scores, adjusted over all pairs of the board; None: not ranked.
+        choices: ids and names of all that can be compared.
+        showcase: pairs of episodes of the same instance, that can be seen side by side.
+    """
+
+    board: str
+    board_title: str
+    one: str
+    other: str
+    one_name: str
+    other_name: str
+    adjusted: float | None
+    environments: tuple[EnvironmentComparison, ...]
+    choices: tuple[tuple[str, str], ...]
+    showcase: tuple[tuple[EpisodeRow, EpisodeRow], ...]

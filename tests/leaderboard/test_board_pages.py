@@ -1,0 +1,263 @@
+"""A board's pages over a real database: what they tell, to whom, and what hostile names and texts come to."""
+
+import re
+import shutil
+import sqlite3
+
+import pytest
+from fastapi import FastAPI
+from sample_boards import INSTANCES, SECRET, SHOWCASE, definition, new_board, owner, play, submit
+from sample_episodes import HOSTILE
+from starlette.testclient import TestClient
+
+from turngym_leaderboard.pages.from_store import BoardSource
+from turngym_leaderboard.pages.routes import pages_router
+from turngym_leaderboard.pages.views import EpisodeFilter
+from turngym_leaderboard.store import NotFound, boards, open_store, submissions
+from turngym_leaderboard.store.values import State, Visibility
+from turngym_leaderboard.visibility import Viewer
+
+GRIDS = ("sokoban", "frozen_lake")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A board of two grids with both scripted rows, a weak and a strong agent; the weak one has unresolved episodes."""
+    data = tmp_path_factory.mktemp("prepared")
+    with open_store(data) as store:
+        board = new_board(store, definition(environments=GRIDS))
+        alice = owner(store, "alice")
+        play(store, board, {label: range(5) for label in GRIDS}, tokens=None)
+        play(store, board, {label: range(22) for label in GRIDS}, tokens=None)
+        submit(store, board, alice, "weak")
+        play(store, board, {"sokoban": range(6), "frozen_lake": range(7)}, unresolved=[20])
+        submit(store, board, alice, "strong")
+        play(store, board, {"sokoban": range(20), "frozen_lake": range(19)}, tokens=10)
+    return data
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(tmp_path / "data") as opened:
+        yield opened
+
+
+@pytest.fixture
+def grids(prepared, tmp_path, store):
+    """The prepared board in a store of the test's own."""
+    shutil.copyfile(prepared / "board.sqlite", tmp_path / "copy.sqlite")
+    with sqlite3.connect(tmp_path / "copy.sqlite") as copy, sqlite3.connect(tmp_path / "data" / "board.sqlite") as own:
+        copy.backup(own)
+    copy.close()
+    own.close()
+    return boards.find(store, "grids-2026")
+
+
+def browse(store):
+    app = FastAPI()
+    app.include_router(pages_router(BoardSource(store)))
+    return TestClient(app, follow_redirects=True)
+
+
+def ids(store, board):
+    return {each.name: each.public_id for each in submissions.of_board(store, board)}
+
+
+def test_a_board_shows_its_rows_between_random_and_oracle(store, grids) -> None:
+    view = BoardSource(store).board(grids.slug)
+    assert [row.name for row in view.rows] == ["oracle", "strong", "weak", "random"]
+    assert [row.ranks for row in view.rows] == [None, None, None, None]
+    strong = view.rows[1]
+    # (20/24 − 0.2) / 0.7 and (19/24 − 0.2) / 0.7.
+    assert strong.score is not None
+    assert strong.score.value == pytest.approx(((20 / 24 - 0.2) + (19 / 24 - 0.2)) / 1.4)
+    assert [success.value for success in strong.successes if success] == [20 / 24, 19 / 24]
+    # 2 turns of 10 tokens in 48 episodes, 39 of them solved.
+    assert view.price_unit == "tokens"
+    assert strong.price == pytest.approx(48 * 20 / 39)
+    assert [column.floor for column in view.columns] == pytest.approx([0.2, 0.2])
+    assert view.rows[2].notes == ("2 of 48 episodes are not resolved, so it is not ranked",)
+
+
+def test_ranks_are_those_of_who_is_ranked(store) -> None:
+    board = new_board(store, definition())
+    for wins in (5, 22):
+        play(store, board, {"sokoban": range(wins)})
+    for name, wins in (("low", 2), ("high", 23), ("level", 22)):
+        submit(store, board, owner(store, name), name)
+        play(store, board, {"sokoban": range(wins)})
+    source = BoardSource(store)
+    view = source.board(board.slug)
+    assert {row.name: row.ranks for row in view.rows if row.kind != "scripted"} == {
+        "high": (1, 2),
+        "level": (1, 2),
+        "low": (3, 3),
+    }
+    assert view.detectable is not None
+    made = ids(store, board)
+    assert source.submission(board.slug, made["low"]).ranks == (3, 3)
+    submit(store, board, owner(store, "next"), "next")
+    play(store, board, {"sokoban": range(1)})
+    assert {row.name: row.ranks for row in source.board(board.slug).rows}["low"] == (3, 4)
+
+
+def test_a_comparison_says_who_solved_what(store, grids) -> None:
+    made = ids(store, grids)
+    view = BoardSource(store).comparison(grids.slug, made["weak"], made["strong"])
+    sokoban = view.environments[0]
+    # Instance 20 is not resolved for the weak one.
+    assert len(sokoban.instances) == INSTANCES - 1
+    assert [sokoban.count(side) for side in ("one", "other", "both", "neither")] == [0, 14, 6, 3]
+    assert sokoban.difference is not None
+    assert sokoban.difference.value == pytest.approx(14 / 23)
+    assert sokoban.p_value == pytest.approx(2 / 2**14)
+    assert len(view.showcase) == SHOWCASE * 2
+    page = browse(store).get(f"/boards/{grids.slug}/compare?one={made['weak']}&other={made['strong']}")
+    assert page.url.path.endswith(f"/compare/{made['weak']}/{made['strong']}")
+    assert "only strong: 14" in page.text
+    assert "+60.9 points" in page.text
+
+
+def test_a_submission_is_told_with_failures_and_showcase(store, grids) -> None:
+    made = ids(store, grids)
+    client = browse(store)
+    page = client.get(f"/boards/{grids.slug}/submissions/{made['weak']}").text
+    for expected in (
+        "26.1 %",
+        "no answer",
+        "1 episode is not resolved. Success is 25.0 % if they all failed, 29.2 % if none did.",
+        "some episodes could not be played",
+        "sokoban, instance 24",
+    ):
+        assert expected in page, expected
+    keys = re.findall(r'href="/episodes/([^"]+)"', page)
+    assert len(keys) == SHOWCASE * 2
+    shown = client.get(f"/episodes/{keys[0]}").text
+    assert "10000000000000000024" in shown
+    assert 'class="board"' in shown
+    other = next(row for row in BoardSource(store).beside(keys[0]) if row.agent == "strong")
+    assert f'href="/episodes/{keys[0]}/{other.key}"' in shown
+    both = client.get(f"/beside?e={keys[0]}&e={other.key}")
+    assert both.text.count('class="player-card') == 2
+
+
+def test_scored_episodes_of_a_sealed_board_are_shown_when_the_season_is_over(store, grids) -> None:
+    made = ids(store, grids)
+    public, admin = BoardSource(store), BoardSource(store, Viewer(admin=True))
+    scored = admin.episode_list(grids.slug, made["strong"], EpisodeFilter(), 1)
+    assert (scored.total, scored.solved) == (2 * (INSTANCES + SHOWCASE), 39)
+    key = next(row.key for row in scored.rows if "attempt 1" in row.label)
+    listed = public.episode_list(grids.slug, made["strong"], EpisodeFilter(), 1)
+    assert listed.total == 2 * SHOWCASE
+    with pytest.raises(NotFound):
+        public.episode(key)
+    client = browse(store)
+    assert client.get(f"/episodes/{key}").status_code == 404
+    assert str(SECRET) not in client.get(f"/boards/{grids.slug}").text
+    boards.close(store, grids.slug)
+    assert client.get(f"/episodes/{key}").status_code == 200
+    assert str(SECRET) in client.get(f"/boards/{grids.slug}").text
+    assert public.episode_list(grids.slug, made["strong"], EpisodeFilter(), 1).total == scored.total
+
+
+def test_a_private_submission_is_nowhere(store, grids) -> None:
+    bob = owner(store, "bob")
+    hidden = submit(store, grids, bob, "my secret plan", visibility=Visibility.PRIVATE)
+    play(store, grids, {label: range(23) for label in GRIDS})
+    made = ids(store, grids)
+    key = BoardSource(store, Viewer(owner_id=bob.id)).submission(grids.slug, hidden.public_id).showcase[0].key
+    client = browse(store)
+    assert "secret plan" not in client.get("/").text + client.get(f"/boards/{grids.slug}").text
+    public = BoardSource(store).submission(grids.slug, made["strong"])
+    assert hidden.public_id not in {other for other, _ in public.others}
+    assert all(row.agent != hidden.name for row in BoardSource(store).beside(public.showcase[0].key))
+    missing = client.get(f"/boards/{grids.slug}/submissions/ffffffffffffffff")
+    for path in (
+        f"/boards/{grids.slug}/submissions/{hidden.public_id}",
+        f"/boards/{grids.slug}/submissions/{hidden.public_id}/episodes",
+        f"/boards/{grids.slug}/compare/{made['strong']}/{hidden.public_id}",
+        f"/episodes/{key}",
+        f"/episodes/{public.showcase[0].key}/{key}",
+    ):
+        page = client.get(path)
+        assert page.status_code == missing.status_code == 404, path
+        assert "plan" not in page.text
+
+
+def test_a_submission_of_another_board_is_not_on_this_one(store, grids) -> None:
+    other = new_board(store, definition("other"))
+    assert browse(store).get(f"/boards/{other.slug}/submissions/{ids(store, grids)['weak']}").status_code == 404
+
+
+def test_what_is_played_is_told_with_its_progress(store) -> None:
+    board = new_board(store, definition())
+    play(store, board, {}, until=9)
+    failed = submit(store, board, owner(store, "alice"), "broken")
+    submissions.set_state(store, failed.public_id, State.FAILED, reason="tensor lm_head holds NaN")
+    client = browse(store)
+    page = client.get(f"/boards/{board.slug}").text
+    assert f'<progress max="{INSTANCES + SHOWCASE}" value="{9 + SHOWCASE}">' in page
+    assert "There is no result yet." in page
+    assert "live.js" in page
+    assert "tensor lm_head holds NaN" in page
+    assert "tensor lm_head holds NaN" in client.get(f"/boards/{board.slug}/submissions/{failed.public_id}").text
+
+
+def test_an_open_boards_episodes_are_listed_and_filtered(store) -> None:
+    board = new_board(store, definition(environments=GRIDS, sealed=False, attempts=2))
+    played = play(store, board, {"sokoban": range(10), "frozen_lake": ()})
+    client = browse(store)
+    path = f"/boards/{board.slug}/submissions/{played.public_id}/episodes"
+    assert "102 episodes: 20 solved, 82 failed" in client.get(path).text
+    assert "page 1 of 2" in client.get(path).text
+    assert "20 of 102 episodes: 20 solved, 0 failed" in client.get(f"{path}?verdict=solved&environment=sokoban").text
+    assert "No episode is like that" in client.get(f"{path}?verdict=solved&environment=frozen_lake").text
+
+
+def test_hostile_names_and_texts_do_nothing(store) -> None:
+    board = new_board(store, definition(title=HOSTILE[:70].translate({0: None}), about=HOSTILE.replace("\0", "")))
+    name = "<script>alert(1)</script>\u202e'\"><b>"
+    description = {"<i>policy": HOSTILE.replace("\0", "")}
+    submit(store, board, owner(store, "alice"), name, description=description)
+    for _ in range(3):
+        played = play(store, board, {"sokoban": range(9)}, text=HOSTILE)
+    client = browse(store)
+    made = ids(store, board)
+    key = BoardSource(store).submission(board.slug, made[name]).showcase[0].key
+    for path in (
+        "/",
+        f"/boards/{board.slug}",
+        f"/boards/{board.slug}/submissions/{made[name]}",
+        f"/boards/{board.slug}/submissions/{made[name]}/episodes",
+        f"/boards/{board.slug}/compare/{made[name]}/{made['random']}",
+        f"/episodes/{key}",
+    ):
+        page = client.get(path)
+        assert page.status_code == 200, path
+        assert not re.search(r"<script(?! src=\"/static/)|<img|<b>|<i>|[\x00\x1b\u202e]", page.text), path
+        assert "unsafe" not in page.headers["content-security-policy"]
+    assert played.state is State.SCORED
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/boards/none-2026",
+        "/boards/x/submissions/y",
+        "/boards/x/compare",
+        "/boards/x/compare/a/b",
+        "/episodes/abc.1",
+        "/episodes/abc.x",
+        "/episodes/%00.1",
+        "/episodes/1." + "9" * 40,
+        "/beside?e=1",
+        "/static/nothing.css",
+        "/static/..%2frender.py",
+    ],
+)
+def test_what_is_not_there_is_a_404(store, path) -> None:
+    assert browse(store).get(path).status_code == 404
+
+
+def test_an_empty_place_says_so(store) -> None:
+    assert "There is no board yet" in browse(store).get("/").text
