@@ -278,10 +278,12 @@ def export_command(
             from turngym_leaderboard.pages.export import CannotExport, export
             from turngym_leaderboard.pages.from_store import BoardSource
             from turngym_leaderboard.store import StoreError, open_store
+            from turngym_leaderboard.store.database import FILE
         except ModuleNotFoundError as error:
             raise CannotEvaluate(f"boards need more packages: pip install 'turngym[board]' ({error})") from error
-        if not data.is_dir():
-            raise CannotEvaluate(f"{data} is no folder; name the one that the boards lie in")
+        # Opening it would make one.
+        if not (data / FILE).is_file() and not database:
+            raise CannotEvaluate(f"{data} holds no {FILE}; name the folder that the boards lie in")
         try:
             with open_store(data, database) as store:
                 written = export(BoardSource(store), folder)

@@ -209,7 +209,7 @@ def test_an_export_replaces_nothing_but_an_export(store, board, tmp_path) -> Non
     assert done.exit_code == 2
     assert "holds something that no export made" in " ".join(done.stderr.split())
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
-    done = CliRunner().invoke(cli, ["export", str(tmp_path / "none"), str(tmp_path / "site")])
+    done = CliRunner().invoke(cli, ["export", str(tmp_path), str(tmp_path / "site")])
     assert done.exit_code == 2
-    assert "is no folder" in done.stderr
-    assert not (tmp_path / "none").exists()
+    assert "holds no board.sqlite" in " ".join(done.stderr.split())
+    assert {file.name for file in tmp_path.iterdir()} == {"thesis.tex"}

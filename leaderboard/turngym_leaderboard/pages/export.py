@@ -46,6 +46,7 @@ def export(source: BoardSource, folder: Path) -> Written:
         CannotExport: the folder holds something else.
         OSError: it cannot be written.
     """
+    folder = folder.resolve()
     if folder.exists() and not (folder / MARK).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise CannotExport(f"{folder} holds something that no export made; name a new or an empty folder")
     aside = folder.with_name(f".{folder.name}.part")
