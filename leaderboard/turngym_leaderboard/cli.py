@@ -247,7 +247,7 @@ def view_command(
     with _one_line_errors():
         try:
             # Here and nowhere else: everything but pages works without a web server.
-            from turngym_leaderboard.pages.view_files import CannotView, open_files, serve_files
+            from turngym_leaderboard.pages.view_files import CannotListen, CannotView, open_files, serve_files
         except ModuleNotFoundError as error:
             raise CannotEvaluate(f"pages need more packages: pip install 'turngym[board]' ({error})") from error
         try:
@@ -261,7 +261,44 @@ def view_command(
 
                 opened = open_files(files, progress=progress)
             serve_files(opened, port=port, open_browser=open_browser, tell=lambda said: typer.echo(said))
-        except CannotView as error:
+        except (CannotListen, CannotView) as error:
+            raise CannotEvaluate(str(error)) from error
+
+
+@app.command("play")
+def play_command(
+    server: Server,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Episodes that you keep are appended here, a line of JSON each.")
+    ] = None,
+    idle_minutes: Annotated[
+        float, typer.Option(min=0.1, help="An episode that no browser has shown for so long is closed.")
+    ] = 30.0,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Of the loopback; 0: a free one.")] = 0,
+    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
+) -> None:
+    """Lets you play a server's environments in the browser, as an agent does, until Ctrl-C.
+
+    The printed address holds a secret of this start: whoever has it may play, and keep. Kept episodes are
+    demonstrations for `trainer warm-start`. Browsers of other machines come by a tunnel: ssh -L PORT:127.0.0.1:PORT.
+    """
+    with _one_line_errors():
+        try:
+            from turngym_leaderboard.playground.start import CannotKeep, CannotListen, play
+        except ModuleNotFoundError as error:
+            raise CannotEvaluate(f"pages need more packages: pip install 'turngym[board]' ({error})") from error
+        with _connect(server) as client:
+            client.environments()  # Says at once that there is no server, or no token that it knows.
+        try:
+            play(
+                server,
+                keep=keep,
+                idle_seconds=60 * idle_minutes,
+                port=port,
+                open_browser=open_browser,
+                tell=lambda said: typer.echo(said),
+            )
+        except (CannotKeep, CannotListen) as error:
             raise CannotEvaluate(str(error)) from error
 
 

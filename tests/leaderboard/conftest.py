@@ -1,9 +1,11 @@
 """Real servers in processes of their own, shared by all tests."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import postgres_cluster
 import pytest
+from playing import Ground, playing
 from server_process import ServerProcess
 
 from turngym_leaderboard.store import Store, open_store
@@ -20,6 +22,20 @@ def server() -> Iterator[str]:
 def server_without_held_out() -> Iterator[str]:
     with ServerProcess("--env", "sokoban") as running:
         yield running.address
+
+
+@pytest.fixture(scope="session")
+def played_server() -> Iterator[str]:
+    """One that the playground stands before; it holds nothing out for this caller."""
+    environments = ("--env", "sokoban", "--env", "hostile_environment:Hostile")
+    with ServerProcess(*environments, "--splits", "train,validation", path=Path(__file__).parent.parent) as running:
+        yield running.address
+
+
+@pytest.fixture(scope="session")
+def ground(played_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    with playing(played_server, tmp_path_factory.mktemp("ground") / "kept.jsonl") as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

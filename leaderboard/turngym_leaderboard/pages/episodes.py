@@ -6,9 +6,9 @@ Pure functions. Knows nothing of files and databases.
 import json
 import math
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final, Self, cast
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from turngym_leaderboard.pages.views import EpisodeRow, EpisodeView, TurnView, verdict
 from turngym_leaderboard.record import EpisodeRecord, Trajectory, TurnRecord
@@ -29,15 +29,20 @@ class TrainingTurn(BaseModel):
 
 
 class TrainingEpisode(BaseModel):
-    """A line of a training run's trajectories.jsonl; other keys are left alone.
+    """A line of a training run's trajectories.jsonl, or one that a person has kept; other keys are left alone.
 
     Attributes:
+        iteration: None: a person has played it.
+        player: of a kept one.
+        options_json: of a kept one; "": it is told beside the file.
         reward: the episode's, with the trainer's shaping; the turns' are the environment's.
         kept: by the trainer's filter.
         last_observation: None in files of releases that did not keep it.
     """
 
-    iteration: int
+    iteration: int | None = None
+    player: str = ""
+    options_json: str = ""
     environment: str
     group: int = 0
     member: int = 0
@@ -52,6 +57,12 @@ class TrainingEpisode(BaseModel):
     kept: bool | None = None
     last_observation: str | None = None
     turns: tuple[TrainingTurn, ...] = Field(default=())
+
+    @model_validator(mode="after")
+    def _says_who_played(self) -> Self:
+        if self.iteration is None and not self.player:
+            raise ValueError("neither iteration nor player is told")
+        return self
 
 
 _ENDINGS: Final = {
@@ -136,14 +147,14 @@ def evaluated_view(
 
 
 def training_row(number: int, key: str, episode: TrainingEpisode) -> EpisodeRow:
-    """The row of a training run's episode. Its agent is the policy of its iteration."""
+    """The row of a training run's episode, whose agent is the policy of its iteration, or of a kept one."""
     unparsed = sum(not turn.valid_format for turn in episode.turns)
     return EpisodeRow(
         number=number,
         key=key,
-        agent=policy_name(episode.iteration),
+        agent=player_name(episode),
         environment=episode.environment,
-        label=f"group {episode.group}, member {episode.member}",
+        label="" if episode.iteration is None else f"group {episode.group}, member {episode.member}",
         instance=_instance(episode.environment, episode.level_seed),
         verdict=verdict(episode.success),
         turns=len(episode.turns),
@@ -153,7 +164,7 @@ def training_row(number: int, key: str, episode: TrainingEpisode) -> EpisodeRow:
 
 
 def training_view(key: str, title: str, episode: TrainingEpisode, *, options_json: str = "{}") -> EpisodeView:
-    """A training run's episode."""
+    """A training run's episode, or one that a person has kept."""
     turns: list[TurnView] = []
     total = 0.0
     for turn in episode.turns:
@@ -179,22 +190,19 @@ def training_view(key: str, title: str, episode: TrainingEpisode, *, options_jso
                 process=turn.process,
             )
         )
-    facts = [
-        ("iteration", str(episode.iteration)),
-        ("group", str(episode.group)),
-        ("member", str(episode.member)),
-        ("level seed", str(episode.level_seed)),
-        ("noise seed", str(episode.noise_seed)),
-        ("reward with shaping", f"{episode.reward:.4g}"),
-    ]
+    facts = [("level seed", str(episode.level_seed)), ("noise seed", str(episode.noise_seed))]
+    if episode.iteration is not None:
+        where = [("iteration", episode.iteration), ("group", episode.group), ("member", episode.member)]
+        facts = [(what, str(number)) for what, number in where] + facts
+        facts.append(("reward with shaping", f"{episode.reward:.4g}"))
     facts += [("kept by the filter", "yes" if episode.kept else "no")] if episode.kept is not None else []
     facts += [("digest", episode.digest)] if episode.digest else []
     return EpisodeView(
         key=key,
         title=title,
-        agent=policy_name(episode.iteration),
+        agent=player_name(episode),
         environment=episode.environment,
-        symbols=symbols_of(options_json),
+        symbols=symbols_of(episode.options_json or options_json),
         verdict=verdict(episode.success),
         ended="out of room for another answer" if episode.outgrown else _ended(episode),
         facts=tuple(facts),
@@ -203,9 +211,9 @@ def training_view(key: str, title: str, episode: TrainingEpisode, *, options_jso
     )
 
 
-def policy_name(iteration: int) -> str:
-    """What a policy in training is called: the iteration whose episodes it plays."""
-    return f"iteration {iteration}"
+def player_name(episode: TrainingEpisode) -> str:
+    """Who played: a policy in training is called by the iteration whose episodes it plays."""
+    return episode.player if episode.iteration is None else f"iteration {episode.iteration}"
 
 
 def symbols_of(options_json: str) -> str:

@@ -1,17 +1,14 @@
 """`leaderboard view`: opens files and serves their viewer on the loopback. Knows nothing of pages."""
 
-import socket
-import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-import uvicorn
-
+from turngym_leaderboard.pages.loopback import CannotListen, serve_on_loopback
 from turngym_leaderboard.pages.trajectory_file import CannotView, TrajectoryFile
 from turngym_leaderboard.pages.viewer import viewer
 
-__all__ = ["CannotView", "open_files", "serve_files"]
+__all__ = ["CannotListen", "CannotView", "open_files", "serve_files"]
 
 KEYS: Final = ("a", "b")
 """Address the files; two at most, since two episodes stand side by side."""
@@ -42,25 +39,15 @@ def serve_files(files: Sequence[TrajectoryFile], *, port: int, open_browser: boo
         tell: told of the address, and of what there is to know of the files.
 
     Raises:
-        CannotView: the port is taken.
+        CannotListen: the port is taken.
     """
-    listening = socket.socket()
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    with listening:
-        try:
-            listening.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise CannotView(
-                f"port {port} cannot be listened on: {error.strerror}; --port 0 takes a free one"
-            ) from error
-        address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        for file in files:
-            tell(f"{file.title}: {len(file.rows):,} episodes")
-            for notice in file.notices:
-                tell(f"{file.title}: {notice}")
-        tell(f"view: {address} (Ctrl-C ends it)")
-        # Listening already, so that the browser's first call is answered.
-        listening.listen()
-        if open_browser:
-            webbrowser.open(address)
-        uvicorn.Server(uvicorn.Config(viewer(files), log_level="warning")).run(sockets=[listening])
+    for file in files:
+        tell(f"{file.title}: {len(file.rows):,} episodes")
+        for notice in file.notices:
+            tell(f"{file.title}: {notice}")
+    serve_on_loopback(
+        lambda _: (viewer(files), "/"),
+        port=port,
+        open_browser=open_browser,
+        tell=lambda address: tell(f"view: {address} (Ctrl-C ends it)"),
+    )
