@@ -140,6 +140,28 @@ def test_an_answer_counts_as_it_is_written(answer, expected):
     assert reply.cut_off == reply.failure.startswith("cut off")
 
 
+@pytest.mark.parametrize(
+    ("text", "finish", "whole"),
+    [
+        ("<answer>Up", "stop", True),
+        ("<think>a</think><answer>Up", "stop", True),
+        ("<answer>Up</answer>", "stop", True),
+        ("<answer>Up", "length", False),
+        ("Up", "stop", False),
+    ],
+)
+def test_what_a_server_stopped_at_is_put_back(text, finish, whole):
+    with ChatServer(lambda asked: says(text, finish=finish)) as server:
+        [reply] = turns(agent(server, stop_at_answer=True))
+        assert server.asked[0].body["stop"] == ["</answer>"]
+        [without] = turns(agent(server))
+        assert "stop" not in server.asked[1].body
+    assert isinstance(reply, Reply)
+    assert (reply.valid_format, reply.actions) == (whole, ("Up",) if whole else ("",))
+    assert isinstance(without, Reply)
+    assert without.valid_format == (text.endswith("</answer>") and finish == "stop")
+
+
 @pytest.mark.parametrize("usage", [None, [], "many", {"prompt_tokens": -1}, {"prompt_tokens": 10**30}, {"other": 1}])
 def test_usage_that_is_none_costs_no_answer(usage):
     reply = one(lambda asked: says(UP, usage=usage), price_in=1.0, price_out=1.0)

@@ -27,6 +27,7 @@ from turngym_leaderboard.agents.pace import Pace
 FIRST_WAIT: Final = 0.5
 """Seconds before the second try, at most; each further wait may be twice as long."""
 LONGEST_WAIT: Final = 60.0
+ANSWER_END: Final = "</answer>"
 _PASSING: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 507, 508, 529})
 _OF_EVERYBODY: Final = frozenset({401, 402, 403, 404, 405, 410})
 _SPENT: Final = re.compile(r"insufficient_quota|billing|credit balance", re.IGNORECASE)
@@ -61,6 +62,9 @@ class EndpointSettings(BaseModel):
     patience: float = Field(default=600, gt=0, description="Seconds that all tries of one answer may take together.")
     price_in: float | None = Field(default=None, ge=0, description="US dollars for a million tokens read.")
     price_out: float | None = Field(default=None, ge=0, description="US dollars for a million tokens written.")
+    stop_at_answer: bool = Field(
+        default=False, description="Have the server stop at </answer>, for models that would write on."
+    )
     plain_http: bool = Field(default=False, description="Send the key to another machine without TLS.")
 
     @model_validator(mode="after")
@@ -245,6 +249,8 @@ class ChatCompletions:
             self.settings.max_tokens_field: self.settings.max_tokens,
             "stream": False,
         }
+        if self.settings.stop_at_answer:
+            body["stop"] = [ANSWER_END]
         patience = self.settings.patience
         for number in range(1, self.settings.tries + 1):
             await asyncio.sleep(self._pace.start(time.monotonic(), tokens) - time.monotonic())
@@ -318,9 +324,13 @@ class ChatCompletions:
         choice = body.choices[0]
         message, tokens = choice.message, usage.completion_tokens
         parts = message.content if isinstance(message.content, list) else [_Part(text=message.content or "")]
+        text = "".join(part.text for part in parts)
+        if self.settings.stop_at_answer and choice.finish_reason == "stop" and _is_open(text):
+            # Servers leave out what they stopped at.
+            text += ANSWER_END
         filtered = "the answer was filtered" if choice.finish_reason == "content_filter" else ""
         return Completion(
-            text=self._hidden("".join(part.text for part in parts)),
+            text=self._hidden(text),
             reasoning=self._hidden(message.reasoning_content or message.reasoning or ""),
             cut_off=choice.finish_reason == "length" or (tokens is not None and tokens > self.settings.max_tokens),
             refusal=self._hidden(message.refusal or filtered),
@@ -331,6 +341,10 @@ class ChatCompletions:
     def _hidden(self, text: str) -> str:
         """A text of the server's without the key."""
         return text.replace(self._key, "[key]") if self._key else text
+
+
+def _is_open(text: str) -> bool:
+    return text.count("<answer>") == text.count(ANSWER_END) + 1
 
 
 def backoff(tries: int, after: float | None) -> float:
