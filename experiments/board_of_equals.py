@@ -8,7 +8,8 @@ Boards of ten agents are simulated whose true chances on each instance are known
   promised);
 - ten that differ step by step: on how many boards every agent's true rank lies in its rank range (95 % is promised).
 
-Writes board_of_equals.json and .txt beside this script. It takes about ten minutes of one core.
+Writes board_of_equals.json and .txt beside this script; with --board, only that board is played anew, and the others
+are kept as they were. Each row names the commit that it was made by. All take about ten minutes of one core.
 """
 
 import argparse
@@ -80,6 +81,9 @@ def played(draws: Generator, shapes: Sequence[Shape], better: Floats) -> Ranking
     return rank(environments)
 
 
+TABLES: Final = ("equals", "one_better", "step_by_step")
+
+
 def equals(name: str, number: int, boards: int) -> dict[str, object]:
     draws = np.random.Generator(np.random.Philox(np.random.SeedSequence([SEED, 0, number])))
     adjusted = unadjusted = 0
@@ -124,15 +128,18 @@ def step_by_step(name: str, number: int, boards: int) -> dict[str, object]:
     return {"board": name, "boards": boards, "true_ranks_in_ranges": covered / boards, "mean_width": widths}
 
 
-def measure(boards: int, progress: Callable[[object], None]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {"equals": [], "one_better": [], "step_by_step": []}
+def measure(
+    names: Sequence[str], boards: int, commit: str, progress: Callable[[object], None]
+) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {table: [] for table in TABLES}
 
     def keep(table: str, row: dict[str, Any]) -> dict[str, Any]:
-        found[table].append(row)
+        found[table].append({**row, "commit": commit})
         progress(row)
         return row
 
-    for number, name in enumerate(BOARDS):
+    for name in names:
+        number = list(BOARDS).index(name)
         row = keep("equals", equals(name, number, boards))
         if "hard" not in name and "easy" not in name:
             # Elsewhere a chance has no room to be so much better on every instance.
@@ -168,22 +175,27 @@ def main() -> None:
     parser.add_argument(
         "--boards", type=int, default=2000, help="of equals, of each kind (default 2000); others a tenth"
     )
+    parser.add_argument("--board", action="append", choices=list(BOARDS), help="this one only; may be repeated")
     arguments = parser.parse_args()
-    found = measure(arguments.boards, lambda row: print(json.dumps(row), flush=True))
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    names = arguments.board or list(BOARDS)
+    found = measure(names, arguments.boards, commit, lambda row: print(json.dumps(row), flush=True))
+    file = HERE / "board_of_equals.json"
+    kept = json.loads(file.read_text()) if arguments.board and file.exists() else dict.fromkeys(TABLES, ())
+    for name in TABLES:
+        found[name] += [row for row in kept[name] if row["board"] not in names]
+        found[name].sort(key=lambda row: list(BOARDS).index(row["board"]))
     text = table(found)
     print(text)
     made_by = {
         "command": " ".join(["python", os.path.relpath(__file__), *sys.argv[1:]]),
-        "commit": subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip(),
         "seed": SEED,
         "turngym": turngym.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "scipy": scipy.__version__,
     }
-    (HERE / "board_of_equals.json").write_text(json.dumps({"made_by": made_by, **found}, indent=1) + "\n")
+    file.write_text(json.dumps({"made_by": made_by, **found}, indent=1) + "\n")
     (HERE / "board_of_equals.txt").write_text(text + "\n", encoding="utf-8")
 
 

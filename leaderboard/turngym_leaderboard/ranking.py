@@ -27,7 +27,7 @@ POWER: Final = 0.8
 """Chance to find a difference of the size that is called detectable."""
 MISSING: Final = -1
 """Stands for an instance that an agent has not played, or on which an attempt is unresolved."""
-GRID: Final = 1 << 14
+GRID: Final = 1 << 12
 """Steps from 0 to the farthest sum, where environments are put together."""
 
 Counts = NDArray[np.int64]
@@ -126,7 +126,7 @@ def rank(environments: Sequence[Environment], *, level: float = LEVEL) -> Rankin
     """Ranks the agents of a board, in one environment or in several together.
 
     Takes M² tests, each O((m·I)²) at most; one attempt in one environment is a table of binomials. Several environments
-    are put together on a grid of 2¹⁵ sums: its rounding may raise a p-value, and never lowers one.
+    are put together on a grid of 2¹³ sums: its rounding may raise a p-value by a hundredth of it, and never lowers one.
 
     Raises:
         ValueError: no environment, different numbers of agents, or an agent without any instance in one of them.
