@@ -9,10 +9,10 @@ import torch
 from turngym_trainer.advantage import ADVANTAGES
 from turngym_trainer.config import Config
 from turngym_trainer.grade import complete_groups, grade
+from turngym_trainer.learn import learn
 from turngym_trainer.policy import load_policy
 from turngym_trainer.seeds import Place
 from turngym_trainer.settings import load_config
-from turngym_trainer.train import learn
 from turngym_trainer.trajectory import Row, Trajectory, TurnRecord
 from turngym_trainer.update import Learner
 

@@ -27,6 +27,8 @@ from turngym_trainer.held import Held, save_held
 from turngym_trainer.sharded import like, whole
 from turngym_trainer.update import Learner
 
+CHECKPOINTS = "checkpoints"
+"""Where a run's checkpoints are, in its folder."""
 _PREFIX = "iteration-"
 TRAINING = "training"
 """Folder of a checkpoint in which everything lies that is not the policy."""

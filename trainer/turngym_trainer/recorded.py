@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from turngym_trainer.checkpoint import checkpoint_iteration, checkpoints
+from turngym_trainer.checkpoint import CHECKPOINTS, checkpoint_iteration, checkpoints
 from turngym_trainer.collapse import ALARMS
 from turngym_trainer.config import Config
 from turngym_trainer.facts import Facts, read_facts
 from turngym_trainer.metrics import METRICS, TRAJECTORIES, VALIDATIONS
-from turngym_trainer.settings import ConfigError, kept_config
-from turngym_trainer.train import CHECKPOINTS, CONFIG
+from turngym_trainer.settings import CONFIG, ConfigError, kept_config
 
 Json = dict[str, object]
 

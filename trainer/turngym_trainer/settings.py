@@ -1,4 +1,4 @@
-"""Where a run's settings come from.
+"""Where a run's settings come from and are kept.
 
 Layers, later ones win: the defaults, a preset, a TOML file, `--set section.key=value`. What they come to is checked as
 a whole, so that nothing that cannot work gets as far as a rollout: a bad setting is refused with the reason and what to
@@ -9,7 +9,7 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 import tomlkit
 from pydantic import ValidationError
@@ -21,6 +21,23 @@ from turngym_trainer.filter import FILTERS
 from turngym_trainer.rules import faults, faults_of_processes
 
 Tree = dict[str, object]
+
+CONFIG: Final = "config.toml"
+"""A run's settings, in its folder."""
+
+MAY_CHANGE_ON_RESUME: Final = frozenset(
+    {
+        "run.folder",
+        "run.server",
+        "run.iterations",
+        "run.check_memory",
+        "checkpoint.every",
+        "checkpoint.keep",
+        "guard.on_alarm",
+        "guard.rollbacks",
+    }
+)
+"""Settings that no number of a run depends on, so that a resumed run may change them."""
 
 
 class ConfigError(ValueError):

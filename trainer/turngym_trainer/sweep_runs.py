@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Final
 
 from turngym_client import Split
-from turngym_trainer.checkpoint import checkpoint_iteration, checkpoints
+from turngym_trainer.checkpoint import CHECKPOINTS, checkpoint_iteration, checkpoints
 from turngym_trainer.mixture import environments
 from turngym_trainer.process import load_judge
 from turngym_trainer.recorded import read_run
-from turngym_trainer.settings import ConfigError, changed_keys, kept_config
+from turngym_trainer.settings import CONFIG, MAY_CHANGE_ON_RESUME, ConfigError, changed_keys, kept_config
 from turngym_trainer.start import connected, served_environment
 from turngym_trainer.sweep import Planned, Sweep, SweepError, as_toml
-from turngym_trainer.train import CHECKPOINTS, CONFIG, MAY_CHANGE_ON_RESUME
 
 _POLL_SECONDS: Final = 0.1
 
