@@ -100,8 +100,9 @@ def test_adapters_are_a_function_of_the_seed():
 
 def test_layers_by_name_and_names_of_none():
     assert all("q_proj" in name for name in learner_of("lora.targets=q_proj").adapters.tensors())
-    with pytest.raises(PolicyError, match=r"lora\.targets \['nope'\]: .*not found"):
-        learner_of("lora.targets=nope")
+    told = r"lora\.targets \['nope'\]: no layer of LlamaForCausalLM goes by that; there are .*k_proj.* q_proj"
+    with pytest.raises(PolicyError, match=told):
+        learner_of("lora.targets=['q_proj', 'nope']")
 
 
 def test_a_run_goes_on_exactly_and_its_checkpoints_are_plain_models(server, novice, tmp_path):

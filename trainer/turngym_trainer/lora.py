@@ -40,10 +40,23 @@ def check_lora(model: PreTrainedModel, config: LoraConfig) -> None:
     """Refuses layers that cannot be had, or that are larger than what they stand beside.
 
     Raises:
-        PolicyError: peft is not installed, or no weight of the model has as many rows and columns as the rank.
+        PolicyError: peft is not installed, no weight of the model has as many rows and columns as the rank, or no layer
+            goes by one of the names in `lora.targets`.
     """
     import_peft()
-    most = max(min(weight.shape) for weight in cast(nn.Module, model).parameters() if weight.dim() == 2)
+    weights = {
+        name.removesuffix(".weight"): weight
+        for name, weight in cast(nn.Module, model).named_parameters()
+        if weight.dim() == 2
+    }
+    if missing := [
+        target for target in config.targets if not any(f".{layer}".endswith(f".{target}") for layer in weights)
+    ]:
+        raise PolicyError(
+            f"lora.targets {missing}: no layer of {type(model).__name__} goes by that; there are "
+            f"{', '.join(sorted({layer.rpartition('.')[2] for layer in weights}))}"
+        )
+    most = max(min(weight.shape) for weight in weights.values())
     if config.rank > most:
         raise PolicyError(
             f"lora.rank: {config.rank} is more than any weight of {type(model).__name__} has rows or columns here "
@@ -61,7 +74,7 @@ class Adapters:
         seed: what the adapters are drawn from.
 
     Raises:
-        PolicyError: see `check_lora`; or no layer goes by the names in `lora.targets`.
+        PolicyError: see `check_lora`; or peft cannot put one beside a layer in `lora.targets`.
     """
 
     def __init__(self, policy: Policy, config: LoraConfig, *, dtype: torch.dtype, seed: int) -> None:
