@@ -4,6 +4,7 @@ import pytest
 from sample_episodes import BOARD
 
 from turngym_leaderboard.pages.interval_chart import SHARES, Scale, scatter, score_scale, strip
+from turngym_leaderboard.pages.render import dollars, number
 from turngym_leaderboard.pages.return_chart import return_chart
 from turngym_leaderboard.pages.views import BoardRow, EpisodeView, Estimate, TurnView
 
@@ -54,14 +55,14 @@ def test_prices_are_logarithmic_and_rows_without_one_are_left_out() -> None:
     # From 292 at score 0 to 24 at score 1.
     assert (cheap.y, dear.y, middle.y) == (158.0, 24.0, 292.0)
     assert (cheap.right, dear.right) == (True, False)
-    assert drawn.across == (("10", 76.0), ("100", 342.0), ("1,000", 608.0))
+    assert drawn.across == ((10.0, 76.0), (100.0, 342.0), (1_000.0, 608.0))
     assert [words for words, _ in drawn.up] == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
 
 
 def test_a_single_price_has_room_on_both_sides() -> None:
     drawn = scatter([row("alone", Estimate(0.5, 0.4, 0.6), 1.0)])
     assert drawn is not None
-    assert drawn.across == (("0.1", 76.0), ("1", 342.0), ("10", 608.0))
+    assert drawn.across == ((0.1, 76.0), (1.0, 342.0), (10.0, 608.0))
 
 
 def test_without_prices_there_is_no_scatter() -> None:
@@ -84,3 +85,18 @@ def test_a_return_that_never_moves_is_a_line_in_the_middle(totals) -> None:
     chart = return_chart([episode(*totals)])
     assert chart.zero == 36.0
     assert {point.split(",")[1] for point in chart.lines[0].split()} == {"36.0"}
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.00001, "$0.00001"), (0.0000534, "$0.000053"), (0.048, "$0.048"), (1.0, "$1"), (1234.0, "$1,200")],
+)
+def test_prices_are_told_to_two_digits_however_small(value, said) -> None:
+    assert dollars(value) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(None, "–"), (0.0, "0"), (-0.001, "0"), (-0.1, "−0.1"), (1234.5, "1,234.5"), (10.0, "10")]
+)
+def test_numbers_have_no_more_zeros_than_they_need_and_a_true_minus(value, said) -> None:
+    assert number(value) == said

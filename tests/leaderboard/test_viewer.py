@@ -196,5 +196,14 @@ def test_what_is_added_to_a_file_is_there_at_the_next_look(tmp_path) -> None:
     assert numbers(client.get("/")) == [1, 2]
 
 
+def test_agents_that_are_too_many_to_choose_from_are_typed(tmp_path) -> None:
+    episodes = [training_episode(n, turns=0) for n in range(1_001)]
+    client = browse(write_lines(tmp_path / "t.jsonl", *episodes))
+    page = client.get("/?agent=iteration+700")
+    assert numbers(page) == [701]
+    assert '<input name="agent" size="14" placeholder="iteration 700" value="iteration 700">' in page.text
+    assert "<th>Agent</th>" in page.text
+
+
 def test_a_list_without_episodes_says_why(tmp_path) -> None:
     assert "There is no episode in it yet." in browse(write_lines(tmp_path / "t.jsonl")).get("/").text

@@ -6,7 +6,7 @@ from datetime import datetime
 from turngym_leaderboard import statistics
 from turngym_leaderboard.pages.board_ranking import BoardRanking, overall
 from turngym_leaderboard.pages.episodes import ending
-from turngym_leaderboard.pages.render import number, percent
+from turngym_leaderboard.pages.render import dollars, number, percent
 from turngym_leaderboard.pages.views import (
     BoardRow,
     Column,
@@ -208,7 +208,7 @@ def _figures(told: Statistics) -> list[tuple[str, str]]:
         ("turns a solved episode", number(told.turns_per_solved)),
         ("tokens written an episode", number(told.tokens, 1)),
         ("tokens a solved episode", number(told.tokens_per_solved, 1)),
-        ("cost a solved episode", "–" if cost is None else f"${cost:,.4g}"),
+        ("cost a solved episode", "–" if cost is None else dollars(cost)),
         ("turns with an invalid action", percent(told.invalid_action_rate)),
         ("turns that could not be parsed", percent(told.unparsed_rate)),
         ("turns cut off", percent(told.cut_off_rate)),

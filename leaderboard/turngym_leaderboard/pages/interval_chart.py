@@ -79,12 +79,12 @@ class Scatter:
     """Score against price.
 
     Attributes:
-        across, up: ticks: what they say, and where.
+        across: prices that have a tick, and where. up: what the ticks of scores say, and where.
         lines: horizontal lines with what they are: floor and ceiling.
     """
 
     dots: tuple[Dot, ...]
-    across: tuple[tuple[str, float], ...]
+    across: tuple[tuple[float, float], ...]
     up: tuple[tuple[str, float], ...]
     lines: tuple[tuple[str, float], ...]
     left: float = _PLOT[0]
@@ -122,7 +122,7 @@ def scatter(rows: Sequence[BoardRow]) -> Scatter | None:
     powers = range(round(math.log10(low)), round(math.log10(high)) + 1)
     return Scatter(
         dots=dots,
-        across=tuple((f"{10.0**power:,.10g}", across.at(10.0**power)) for power in powers),
+        across=tuple((10.0**power, across.at(10.0**power)) for power in powers),
         up=tuple((f"{tenths / 10:.1f}".replace("-", "−"), up.at(tenths / 10)) for tenths in _tenths(scores)),
         lines=(("floor", up.at(0.0)), ("ceiling", up.at(1.0))),
     )

@@ -6,6 +6,7 @@ own: a template cannot forget it. Pages run this package's script and no other, 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Final, cast
 from urllib.parse import quote
@@ -95,6 +96,11 @@ def percent(share: float | None, digits: int = 1) -> str:
     return "–" if share is None else f"{share * 100:.{digits}f} %"
 
 
+def dollars(value: float) -> str:
+    """A price to two digits; what a model's token costs is far under a cent."""
+    return f"${Decimal(f'{value:.2g}'):,f}"
+
+
 def chance(p_value: float) -> str:
     """A p-value after "p"; what is very small is not told as 0."""
     return "< 0.0001" if p_value < 0.0001 else f"= {p_value:.2g}"
@@ -130,5 +136,5 @@ _environment: Final = Environment(
 )
 # Jinja's own type of this knows its own filters only.
 cast("dict[str, object]", _environment.filters).update(
-    {each.__name__: each for each in (name, number, fixed, signed, percent, chance, thousands)}
+    {each.__name__: each for each in (name, number, fixed, signed, percent, dollars, chance, thousands)}
 )
