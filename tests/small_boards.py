@@ -3,9 +3,12 @@
 from turngym_client import Limits
 from turngym_leaderboard import seeds
 from turngym_leaderboard.boards import BoardDefinition
+from turngym_leaderboard.dealing import deal_board
 from turngym_leaderboard.protocol import Instance, Selection
 from turngym_leaderboard.record import EpisodeRecord, Trajectory, TurnRecord
-from turngym_leaderboard.store.values import Deal
+from turngym_leaderboard.slot import Slot, SlotConfig
+from turngym_leaderboard.store import boards, episodes, submissions
+from turngym_leaderboard.store.values import Deal, Kind, State
 
 SECRET = 2**255 + 12_345
 
@@ -88,3 +91,40 @@ def episode(
         agent="tiny", draw=instance.draw, attempt=attempt, turns=(turn,), last_observation="the other side"
     )
     return record, trajectory
+
+
+def dealt_board(store, client, name="lakes", **fields):
+    """A board that is dealt from a server; every board of these fields has the same seeds."""
+    made = definition(name=name, **fields)
+    return boards.create(store, made, SECRET, deal_board(client, made, SECRET))
+
+
+def submitted(store, board, owner, name="tiny", kind=Kind.CHECKPOINT):
+    """A submission that waits for a worker; its files are still to be put where the worker looks for them."""
+    submission = submissions.create(store, board, owner, name=name, kind=kind)
+    submissions.set_state(store, submission.public_id, State.VALIDATED)
+    return submissions.set_state(store, submission.public_id, State.QUEUED)
+
+
+def play_out(store, client, **fields):
+    """Plays all that waits, in this process."""
+    settings = {"device": "cpu", "threads": 1, "lease_seconds": 60.0, "until_idle": True, "seal_key": None}
+    slot = Slot(SlotConfig(**(settings | fields)), store, client)
+    slot.run()
+    return slot
+
+
+def everything(store, board):
+    """Of each submission by name: all its episodes as records and trajectories, and its numbers."""
+    told = {}
+    numbers = episodes.results(store, board)
+    for submission in submissions.of_board(store, board):
+        lines, total = episodes.listing(store, submission, limit=100_000)
+        assert total == len(lines)
+        whole = [episodes.read(store, submission, line.id) for line in lines]
+        told[submission.name] = (
+            submission.state,
+            [(each.line.environment, each.line.showcase, each.record, each.trajectory) for each in whole],
+            [(result.environment, result.statistics, result.unavailable) for result in numbers.get(submission.id, [])],
+        )
+    return told

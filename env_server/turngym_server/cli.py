@@ -19,8 +19,8 @@ import typer
 
 import turngym
 from turngym.command import run_command
+from turngym.sealed import read_seal_key
 from turngym_server import lifecycle
-from turngym_server.access.sealed import read_seal_key
 from turngym_server.config import DEFAULT_SPLITS, ServerConfig
 from turngym_server.discovery import ALL, find_specs
 from turngym_server.environment import EnvironmentSpec

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from turngym_server.access.sealed import SealKey
+from turngym.sealed import SealKey
 from turngym_server.access.tokens import Token
 from turngym_server.splits import Split
 

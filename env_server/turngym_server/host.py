@@ -19,8 +19,8 @@ from typing import Any, Final, cast
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from turngym.sealed import Seal
 from turngym_server.access.roles import Role
-from turngym_server.access.sealed import Seal
 from turngym_server.environment import (
     LEVELS_OPTION,
     Catalogue,

@@ -126,6 +126,7 @@ class BoardDefinition(Model):
             may see its episodes.
         submissions_per_owner: that are scored in the season.
         batch: episodes of one submission that are held at once; it fixes which ones are played together.
+        max_response_tokens: that a checkpoint may write in a turn, whatever it asks for itself.
     """
 
     name: Slug
@@ -135,6 +136,7 @@ class BoardDefinition(Model):
     sealed: bool = True
     submissions_per_owner: int = Field(default=10, ge=1)
     batch: int = Field(default=64, ge=1, le=1_024)
+    max_response_tokens: int = Field(default=1_024, ge=1)
     environments: Annotated[tuple[EnvironmentDefinition, ...], Field(min_length=1, max_length=64)]
 
     @model_validator(mode="after")

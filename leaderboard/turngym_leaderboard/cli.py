@@ -1,4 +1,4 @@
-"""The command `leaderboard`: evaluate agents, show records, verify them.
+"""The command `leaderboard`: evaluate agents, show and verify records; make boards and play what is submitted to them.
 
 Exit codes: 0 done; 1 a record does not stand up to `verify`, or of several some cannot be shown; 2 what was asked for
 cannot be done, in one line.
@@ -8,32 +8,25 @@ import difflib
 import json
 import re
 import secrets
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 
 from turngym.command import run_command
-from turngym_client import Client, Limits, Split, TurngymError, connect
+from turngym_client import Limits, Split
 from turngym_leaderboard import record as records
 from turngym_leaderboard import tables
-from turngym_leaderboard.agents import Agent, AgentUnavailable
+from turngym_leaderboard.agents import Agent
 from turngym_leaderboard.agents.chat_completions import EndpointSettings
 from turngym_leaderboard.agents.endpoint import EndpointAgent
 from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
+from turngym_leaderboard.board_commands import board, worker_command
+from turngym_leaderboard.console import connected, one_line_errors, progress_bar, tell
 from turngym_leaderboard.evaluation import CannotEvaluate, evaluate
 from turngym_leaderboard.protocol import REFERENCE, Decoding, Protocol
 from turngym_leaderboard.record import RecordError
@@ -52,6 +45,8 @@ OUT: Final = Path("runs/leaderboard")
 app = typer.Typer(
     help="Scores agents on held-out instances.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
 )
+app.add_typer(board, name="board")
+app.command("worker")(worker_command)
 SETTINGS: Final = " ".join(
     f"{key}: {field.description}{'' if field.is_required() else f' [{field.default}]'}"
     for key, field in EndpointSettings.model_fields.items()
@@ -103,7 +98,7 @@ def evaluate_command(
 ) -> None:
     """Plays agents between a random player and the oracle on the same held-out levels, and keeps a record."""
     console = Console()
-    with _one_line_errors():
+    with one_line_errors():
         options = _options(option or [])
         try:
             protocol = Protocol(
@@ -119,7 +114,7 @@ def evaluate_command(
         except ValueError as error:
             raise CannotEvaluate(str(error)) from error
         agents = [_agent(text, device=device, threads=threads, endpoint=endpoint or []) for text in agent]
-        with _connect(server) as client, _progress(console) as bar:
+        with connected(server) as client, progress_bar(console) as bar:
             tasks: dict[str, TaskID] = {}
 
             def progress(what: str, done: int, total: int) -> None:
@@ -149,7 +144,7 @@ def show_command(
 ) -> None:
     """Prints the records kept, oldest first."""
     console = Console()
-    with _one_line_errors():
+    with one_line_errors():
         found = records.find(folder)
         if not found:
             raise RecordError(f"{folder} holds no records; `leaderboard evaluate` writes them")
@@ -163,7 +158,7 @@ def show_command(
             console.rule(str(place))
             tables.show(console, record)
         for message in bad:
-            _tell(message)
+            tell(message)
         if bad:
             raise typer.Exit(1 if len(bad) < len(found) else 2)
 
@@ -190,7 +185,7 @@ def verify_command(
     Whether a checkpoint chose its actions can be checked only with --policy. What was not checked is printed.
     """
     console = Console()
-    with _one_line_errors():
+    with one_line_errors():
         loaded = records.load(record)
         policies = [_checkpoint(folder, name=str(folder), device=device, threads=threads) for folder in policy or []]
         drawn = Sample(sample, secrets.randbits(32) if sample_seed is None else sample_seed)
@@ -198,7 +193,7 @@ def verify_command(
         intact = loaded.trajectories is not None and records.trajectories_fault(record, loaded) is None
         trajectories = records.load_trajectories(record if record.is_dir() else record.parent) if intact else []
         total = episodes_to_play(loaded, policies, drawn)
-        with _connect(server) as client, _progress(console) as bar:
+        with connected(server) as client, progress_bar(console) as bar:
             task = bar.add_task("replay", total=total)
             faults += verify(
                 client,
@@ -244,7 +239,7 @@ def view_command(
     Files may be larger than memory, and may still be written: the page shows what there is.
     """
     console = Console()
-    with _one_line_errors():
+    with one_line_errors():
         try:
             # Here and nowhere else: everything but pages works without a web server.
             from turngym_leaderboard.pages.view_files import CannotListen, CannotView, open_files, serve_files
@@ -282,12 +277,12 @@ def play_command(
     The printed address holds a secret of this start: whoever has it may play, and keep. Kept episodes are
     demonstrations for `trainer warm-start`. Browsers of other machines come by a tunnel: ssh -L PORT:127.0.0.1:PORT.
     """
-    with _one_line_errors():
+    with one_line_errors():
         try:
             from turngym_leaderboard.playground.start import CannotKeep, CannotListen, play
         except ModuleNotFoundError as error:
             raise CannotEvaluate(f"pages need more packages: pip install 'turngym[board]' ({error})") from error
-        with _connect(server) as client:
+        with connected(server) as client:
             client.environments()  # Says at once that there is no server, or no token that it knows.
         try:
             play(
@@ -309,7 +304,7 @@ def export_command(
     database: Annotated[str, typer.Option(help="PostgreSQL's URL; empty: SQLite in the boards' folder.")] = "",
 ) -> None:
     """Writes the public pages of all boards as files: a site that can be put anywhere, or opened from the folder."""
-    with _one_line_errors():
+    with one_line_errors():
         try:
             # Here and nowhere else: everything but boards works without a database.
             from turngym_leaderboard.pages.export import CannotExport, export
@@ -402,42 +397,6 @@ def _options(settings: Sequence[str]) -> dict[str, object]:
 def _no_number(text: str) -> NoReturn:
     # JSON has none of these; Python would write them into a record that nobody else reads.
     raise ValueError(f"{text} is no number of JSON")
-
-
-def _connect(server: Sequence[str]) -> Client:
-    """A client, or in one line why there can be none: an address or token that is none, or a file that is missing."""
-    try:
-        return connect(server)
-    except (ValueError, OSError) as error:
-        raise CannotEvaluate(str(error)) from error
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
-
-
-@contextmanager
-def _one_line_errors() -> Generator[None]:
-    """Turns what the user can mend into one line and exit code 2."""
-    try:
-        yield
-    except (CannotEvaluate, AgentUnavailable, RecordError, TurngymError, OSError) as error:
-        _fail(str(error))
-
-
-def _tell(message: str) -> None:
-    typer.echo(f"leaderboard: {' '.join(message.split())}", err=True)
-
-
-def _fail(message: str) -> NoReturn:
-    _tell(message)
-    raise typer.Exit(2)
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ def evaluate(
     """
     information = client.server()
     details = client.environment(protocol.environment, options=protocol.options, limits=protocol.limits)
-    _check_split(protocol, details, information, shows_token=client.shows_token)
+    check_split(protocol, details, information, shows_token=client.shows_token)
     sessions = min(sessions, information.max_sessions or sessions)
     progress("levels", 0, protocol.instances)
     selection = select_instances(client, protocol, sessions=sessions)
@@ -100,7 +100,7 @@ def evaluate(
     return Evaluation(record, tuple(_trajectories(rows)))
 
 
-def _check_split(protocol: Protocol, details: EnvironmentInfo, information: ServerInfo, *, shows_token: bool) -> None:
+def check_split(protocol: Protocol, details: EnvironmentInfo, information: ServerInfo, *, shows_token: bool) -> None:
     """Raises CannotEvaluate with what to do where the server does not serve the protocol's split."""
     listed = details.splits.get(protocol.split)
     if listed is not None and listed.served:

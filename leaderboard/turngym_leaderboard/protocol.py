@@ -5,7 +5,7 @@ Knows the client's requests, and nothing of agents or of how episodes are played
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -90,6 +90,10 @@ class Protocol:
 
 REFERENCE: Final = Protocol()
 """Of the grids: 512 distinct held-out worlds, 5 turns of at most 5 actions, 10 actions, T = 1."""
+
+
+Seal = Callable[[int, int], bytes]
+"""Seals a level and a noise seed for the server that has the board's key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,14 +227,17 @@ def _draw_levels(
     return instances
 
 
-def request(protocol: Protocol, *, level_seed: int, noise_seed: int, version: str = "") -> EpisodeRequest:
+def request(
+    protocol: Protocol, *, level_seed: int, noise_seed: int, version: str = "", seal: Seal | None = None
+) -> EpisodeRequest:
     """A reset under this protocol; `version` is demanded where the protocol itself demands none."""
     return EpisodeRequest(
         environment_id=protocol.environment,
         options=protocol.options,
         limits=protocol.limits,
         split=protocol.split,
-        level_seed=level_seed,
-        noise_seed=noise_seed,
+        level_seed=level_seed if seal is None else None,
+        noise_seed=noise_seed if seal is None else None,
+        sealed_seed=None if seal is None else seal(level_seed, noise_seed),
         expected_version=protocol.version or version,
     )

@@ -26,7 +26,7 @@ from turngym_client import (
 )
 from turngym_leaderboard import seeds
 from turngym_leaderboard.agents import Agent, AgentFault, Fault, Reply, Seat, View
-from turngym_leaderboard.protocol import Instance, Protocol, Selection, request
+from turngym_leaderboard.protocol import Instance, Protocol, Seal, Selection, request
 from turngym_leaderboard.record import EpisodeRecord, TurnRecord, by_kind, total
 
 TRIES: Final = 3
@@ -68,6 +68,23 @@ class _Run:
     def live(self) -> bool:
         return self.episode is not None and not self.blame and not self.episode.done
 
+    @property
+    def stands(self) -> bool:
+        """It has ended by itself or by its agent, so it is not tried again."""
+        return self.blame == "agent" or (not self.blame and self.episode is not None and self.episode.done)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What runs are played with."""
+
+    client: Client
+    protocol: Protocol
+    selection: Selection
+    agent: Agent
+    seal: Seal | None
+    on_finished: Callable[[Sequence[Played]], None]
+
 
 def play(
     client: Client,
@@ -77,7 +94,9 @@ def play(
     *,
     sessions: int = 128,
     only: Collection[tuple[int, int]] | None = None,
+    seal: Seal | None = None,
     on_episodes: Callable[[int], None] = lambda count: None,
+    on_finished: Callable[[Sequence[Played]], None] = lambda played: None,
 ) -> list[Played]:
     """Plays every attempt on every instance, in their order.
 
@@ -88,7 +107,9 @@ def play(
     Args:
         sessions: episodes held at once.
         only: (draw, attempt) of what is played; None: everything.
+        seal: of the board, where its server is not to be told the seeds openly.
         on_episodes: called with the number of episodes that have just been finished.
+        on_finished: called with episodes that need not be played again, each as soon as that is known.
 
     Raises:
         AgentUnavailable: as the agent does.
@@ -109,16 +130,19 @@ def play(
                 run.fault, run.blame = "not played: nothing of the batch before could be resolved", "server"
             played += [_finished(run) for run in batch]
             continue
-        _play_batch(client, protocol, selection, agent, batch)
+        table = _Table(client, protocol, selection, agent, seal, on_finished)
+        _play_batch(table, batch)
         for _ in range(TRIES - 1):
             again = [i for i, run in enumerate(batch) if run.blame in ("environment", "server")]
             if not again:
                 break
             retries = [_new_run(protocol, batch[i].job) for i in again]
-            _play_batch(client, protocol, selection, agent, retries)
+            _play_batch(table, retries)
             for i, run in zip(again, retries, strict=True):
                 batch[i] = run
         gone = all(run.blame == "server" for run in batch)
+        if failed := [_finished(run) for run in batch if not run.stands]:
+            on_finished(failed)
         played += [_finished(run) for run in batch]
         on_episodes(len(batch))
     return played
@@ -129,27 +153,35 @@ def _new_run(protocol: Protocol, job: _Job) -> _Run:
     return _Run(job=job, request_noise=seeds.noise_seed(*place), agent_seed=seeds.agent_seed(*place))
 
 
-def _play_batch(client: Client, protocol: Protocol, selection: Selection, agent: Agent, runs: Sequence[_Run]) -> None:
+def _play_batch(table: _Table, runs: Sequence[_Run]) -> None:
     """Plays these runs to their ends or faults."""
-    _reset(client, protocol, selection, agent, runs)
+    _reset(table, runs)
     begun = [run for run in runs if run.episode is not None]
+    waiting = begun
     try:
-        agent.start([_seat(run) for run in begun], protocol.decoding)
+        table.agent.start([_seat(run) for run in begun], table.protocol.decoding)
         while any(run.live for run in begun):
-            _play_turn(client, agent, begun)
+            _play_turn(table.client, table.agent, begun)
+            if ended := [_finished(run) for run in waiting if run.stands]:
+                table.on_finished(ended)
+                waiting = [run for run in waiting if not run.stands]
     finally:
-        client.close_many([run.episode for run in begun if run.episode is not None], CloseReason.FINISHED)
+        table.client.close_many([run.episode for run in begun if run.episode is not None], CloseReason.FINISHED)
 
 
-def _reset(client: Client, protocol: Protocol, selection: Selection, agent: Agent, runs: Sequence[_Run]) -> None:
+def _reset(table: _Table, runs: Sequence[_Run]) -> None:
     requests = [
         request(
-            protocol, level_seed=run.job.instance.level_seed, noise_seed=run.request_noise, version=selection.version
+            table.protocol,
+            level_seed=run.job.instance.level_seed,
+            noise_seed=run.request_noise,
+            version=table.selection.version,
+            seal=table.seal,
         )
         for run in runs
     ]
-    wanted = agent.wants_legal_actions
-    outcomes = client.reset_many(requests, want_legal_actions=wanted, return_exceptions=True)
+    wanted = table.agent.wants_legal_actions
+    outcomes = table.client.reset_many(requests, want_legal_actions=wanted, return_exceptions=True)
     for run, outcome in zip(runs, outcomes, strict=True):
         if isinstance(outcome, TurngymError):
             _blame(run, outcome, "server")

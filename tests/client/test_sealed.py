@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from turngym.sealed import Board, Seeds, read_seal_key
 from turngym_client import EpisodeRequest, NotServed, Split, connect
-from turngym_server.access.sealed import Board, Seeds, read_seal_key
 
 SEEDS = Seeds(level_seed=2**63 + 12_345, noise_seed=2**63 + 17)
 """Noise that lets the four turns below be played to their end."""
@@ -29,7 +29,7 @@ def test_a_sealed_episode_hides_its_seeds_and_outlives_its_server(real_servers, 
     server = real_servers("--env", "frozen_lake", "--splits", "held_out", "--seal-key", str(key_file))
     with connect(server.address, patience=60.0) as client:
         options_json = client.environment("frozen_lake").options_json
-        sealed = read_seal_key(key_file).seal(Board("frozen_lake", options_json, Split.HELD_OUT), SEEDS)
+        sealed = read_seal_key(key_file).seal(Board("frozen_lake", options_json, "held_out"), SEEDS)
         request = EpisodeRequest(environment_id="frozen_lake", split=Split.HELD_OUT, sealed_seed=sealed)
         undisturbed = client.reset_many([request])[0]
         assert (undisturbed.level_seed, undisturbed.noise) == (None, ())

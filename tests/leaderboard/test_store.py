@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from small_boards import SECRET, deal, definition, episode
+from small_boards import SECRET, deal, definition, episode, submitted
 from sqlalchemy import text
 
 from turngym_leaderboard.store import (
@@ -44,12 +44,6 @@ def board(store):
 @pytest.fixture
 def ann(store):
     return owners.create(store, "ann")
-
-
-def queued(store, board, owner, name="tiny"):
-    submission = submissions.create(store, board, owner, name=name, kind=Kind.CHECKPOINT)
-    submissions.set_state(store, submission.public_id, State.VALIDATED)
-    return submissions.set_state(store, submission.public_id, State.QUEUED)
 
 
 def claim(store, holder="one", kinds=(Kind.CHECKPOINT,), now=NOW):
@@ -217,7 +211,7 @@ def test_a_submission_goes_from_upload_to_queue(store, board, ann):
 
 
 def test_an_owner_has_so_many_scored_submissions_a_season(store, board, ann):
-    first, _ = (queued(store, board, ann) for _ in range(2))
+    first, _ = (submitted(store, board, ann) for _ in range(2))
     with pytest.raises(LimitReached, match="2 submissions of an owner"):
         submissions.create(store, board, ann, name="third", kind=Kind.CHECKPOINT)
     assert submissions.left_in_season(store, board, ann) == 0
@@ -225,7 +219,7 @@ def test_an_owner_has_so_many_scored_submissions_a_season(store, board, ann):
     with pytest.raises(LimitReached):
         submissions.create(store, board, ann, name="third", kind=Kind.CHECKPOINT)
     assert submissions.set_state(store, first.public_id, State.QUEUED).queued == first.queued
-    queued(store, board, owners.create(store, "bob"))
+    submitted(store, board, owners.create(store, "bob"))
 
 
 def test_those_queued_at_the_same_time_do_not_exceed_the_number(store, board, ann):
@@ -247,14 +241,16 @@ def test_those_queued_at_the_same_time_do_not_exceed_the_number(store, board, an
 
 
 def test_scripted_rows_are_played_first_and_then_in_the_order_of_the_queue(store, board, ann):
-    own = [queued(store, board, ann, name).name for name in ("first", "second")]
+    own = [submitted(store, board, ann, name).name for name in ("first", "second")]
     assert [claim(store, f"{k}", KINDS).submission.name for k in range(4)] == ["random", "oracle", *own]
     assert claim(store, "5", KINDS) is None
-    assert work.unfinished(store) == 4
+    assert work.unfinished(store, KINDS) == 4
+    assert work.unfinished(store, [Kind.CHECKPOINT]) == 2
+    assert work.unfinished(store, KINDS, without=[board.id]) == 0
 
 
 def test_one_submission_is_claimed_by_one_worker(store, board, ann):
-    names = {queued(store, board, owners.create(store, f"owner {k}"), f"{k}").name for k in range(6)}
+    names = {submitted(store, board, owners.create(store, f"owner {k}"), f"{k}").name for k in range(6)}
     barrier = threading.Barrier(12)
 
     def take(holder):
@@ -267,7 +263,7 @@ def test_one_submission_is_claimed_by_one_worker(store, board, ann):
 
 
 def test_a_dead_workers_submission_is_taken_over_and_the_dead_one_can_do_no_more(store, board, ann):
-    submission = queued(store, board, ann)
+    submission = submitted(store, board, ann)
     instances = deal().scored.instances
     dead = claim(store, "dead")
     assert commit(store, dead, board, [episode(instances[0])]).new == 1
@@ -290,7 +286,7 @@ def test_a_dead_workers_submission_is_taken_over_and_the_dead_one_can_do_no_more
 
 
 def test_a_withdrawn_submission_stops_its_worker(store, board, ann):
-    submission = queued(store, board, ann)
+    submission = submitted(store, board, ann)
     lease = claim(store)
     submissions.set_state(store, submission.public_id, State.FAILED, reason="withdrawn by its owner")
     with pytest.raises(LeaseLost):
@@ -298,7 +294,7 @@ def test_a_withdrawn_submission_stops_its_worker(store, board, ann):
 
 
 def test_an_episode_is_counted_once_and_stays_as_it_was(store, board, ann):
-    submission = queued(store, board, ann)
+    submission = submitted(store, board, ann)
     one, other = deal().scored.instances
     first = commit(store, claim(store), board, [episode(one), episode(one, 1, success=False)])
     assert (first.new, first.differing) == (2, ())
@@ -324,7 +320,7 @@ def test_an_episode_is_counted_once_and_stays_as_it_was(store, board, ann):
 
 
 def test_what_kills_its_workers_fails_in_the_end(store, board, ann):
-    submission = queued(store, board, ann)
+    submission = submitted(store, board, ann)
     [instance, _] = deal().scored.instances
     now = NOW
     for k in range(work.IDLE_CLAIMS - 1):
@@ -344,7 +340,7 @@ def test_what_kills_its_workers_fails_in_the_end(store, board, ann):
 
 
 def test_episodes_are_listed_filtered_and_read(store, board, ann):
-    submission = queued(store, board, ann)
+    submission = submitted(store, board, ann)
     lease, (one, other) = claim(store), deal().scored.instances
     strange = "<b>\0\u202e 🧊"
     commit(store, lease, board, [episode(one, text=strange), episode(one, 1, success=False), episode(other)])
@@ -379,7 +375,7 @@ def test_episodes_are_listed_filtered_and_read(store, board, ann):
 
 
 def test_a_transaction_that_fails_leaves_nothing(store, board, ann):
-    submission = queued(store, board, ann)
+    submission = submitted(store, board, ann)
     lease, [one, other] = claim(store), deal().scored.instances
     stranger = deal(instances=5).scored.instances[4]
     with pytest.raises(Exception, match=r"(?i)foreign key"):

@@ -15,22 +15,21 @@ from sample_environments import DICE, FAULTY, LEVELS, Dice, DiceOptions, make_sp
 from serving import details, reason, reset_error, reset_item, serving, start, step
 from token_files import write_tokens
 
+from turngym.sealed import Board, CannotOpen, SealKey, Seeds, random_seeds, read_seal_key
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.access import new_seal_key
-from turngym_server.access.sealed import Board, CannotOpen, SealKey, Seeds, random_seeds, read_seal_key
 from turngym_server.cli import main
 from turngym_server.environment import ActionResult, Isolation, Left, NoInstance, Start
 from turngym_server.errors import ItemError
 from turngym_server.host import EnvironmentHost
 from turngym_server.rng import Rng
 from turngym_server.sessions.digest import canonical_json, first_digest
-from turngym_server.splits import Split
 from turngym_server.watching.logs import JsonFormatter, TextFormatter
 
 KEY = SealKey(bytes(range(32)))
 SEEDS = Seeds(level_seed=7_777_777_777_777_777_777, noise_seed=8_888_888_888_888_888_888)
-DICE_BOARD = Board("dice", '{"faces":6,"worlds":1000000}', Split.ALL)
-FAULTY_BOARD = Board("faulty", '{"reset":"","told":""}', Split.ALL)
+DICE_BOARD = Board("dice", '{"faces":6,"worlds":1000000}', "all")
+FAULTY_BOARD = Board("faulty", '{"reset":"","told":""}', "all")
 
 
 def sealed_item(board: Board = DICE_BOARD, *, key: SealKey = KEY, seeds: Seeds = SEEDS, **fields) -> pb.ResetItem:
@@ -47,7 +46,7 @@ def test_what_was_sealed_opens_for_its_board_only():
     for other in (
         replace(DICE_BOARD, environment_id="dice2"),
         replace(DICE_BOARD, options_json='{"faces":5,"worlds":1000000}'),
-        replace(DICE_BOARD, split=Split.TRAIN),
+        replace(DICE_BOARD, split="train"),
     ):
         with pytest.raises(CannotOpen):
             KEY.open(other, sealed)
@@ -177,7 +176,7 @@ async def test_the_salt_is_keyed():
     salts = {
         KEY.digest_salt(DICE_BOARD, SEEDS),
         SealKey(bytes(32)).digest_salt(DICE_BOARD, SEEDS),
-        KEY.digest_salt(replace(DICE_BOARD, split=Split.TRAIN), SEEDS),
+        KEY.digest_salt(replace(DICE_BOARD, split="train"), SEEDS),
         KEY.digest_salt(DICE_BOARD, replace(SEEDS, level_seed=0)),
         KEY.digest_salt(DICE_BOARD, replace(SEEDS, noise_seed=0)),
     }
@@ -199,7 +198,7 @@ async def test_copies_and_advice_are_refused():
 async def test_what_cannot_be_opened_is_refused():
     async with serving(DICE, seal_key=KEY) as (stub, _):
         other_board = sealed_item()
-        other_board.sealed_seed = KEY.seal(replace(DICE_BOARD, split=Split.TRAIN), SEEDS)
+        other_board.sealed_seed = KEY.seal(replace(DICE_BOARD, split="train"), SEEDS)
         other_options = sealed_item()
         other_options.options_json = '{"faces":5}'
         noisy = sealed_item()
@@ -241,7 +240,7 @@ async def test_a_train_token_plays_no_sealed_seed(tmp_path):
     async with serving(DICE, seal_key=KEY, tokens=tmp_path / "tokens.toml") as (stub, _):
         for role, metadata in tokens.items():
             item = reset_item(level_seed=None, noise_seed=None, split=pb.SPLIT_TRAIN)
-            item.sealed_seed = KEY.seal(replace(DICE_BOARD, split=Split.TRAIN), SEEDS)
+            item.sealed_seed = KEY.seal(replace(DICE_BOARD, split="train"), SEEDS)
             (outcome,) = (await stub.Reset(pb.ResetRequest(items=[item]), metadata=metadata)).outcomes
             if role == "train":
                 assert reason(outcome) == "NOT_PERMITTED"
@@ -259,9 +258,9 @@ def leaks(text: str) -> list[str]:
 async def test_neither_errors_nor_logs_show_seeds_or_what_the_environment_said(tmp_path, caplog):
     (tmp_path / "levels").write_text("5 3 9")
     levels = EnvironmentHost(LEVELS, {"levels": tmp_path / "levels"})
-    levels_board = Board("levels", levels.resolve_options("").json, Split.ALL)
+    levels_board = Board("levels", levels.resolve_options("").json, "all")
     raising_board = replace(FAULTY_BOARD, options_json='{"reset":"raise","told":""}')
-    few_board = Board("dice", '{"faces":6,"worlds":1}', Split.HELD_OUT)
+    few_board = Board("dice", '{"faces":6,"worlds":1}', "held_out")
     caplog.set_level(logging.DEBUG)
     async with serving(DICE, FAULTY, levels, seal_key=KEY) as (stub, _):
         told = []

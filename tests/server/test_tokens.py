@@ -11,8 +11,9 @@ from sample_environments import DICE
 from serving import Clock, serving
 from token_files import write_tokens
 
+from turngym import private_file
 from turngym.v1 import environment_pb2 as pb
-from turngym_server.access import new_token, private_file
+from turngym_server.access import new_token
 from turngym_server.access.quotas import Quotas
 from turngym_server.access.roles import Role
 from turngym_server.access.tokens import TELL_SECONDS, TokenFile, digest_of, read_tokens

@@ -9,8 +9,8 @@ from typing import Annotated, Final
 import typer
 
 from turngym.command import run_command
-from turngym_server.access.private_file import write_private
-from turngym_server.access.sealed import KEY_BYTES
+from turngym.private_file import write_private
+from turngym.sealed import KEY_BYTES
 
 app: Final = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 

@@ -31,7 +31,7 @@ from typing import Final
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from turngym_server.access.private_file import read_private
+from turngym.private_file import read_private
 from turngym_server.access.quotas import (
     MAX_BYTES_PER_SECOND,
     MAX_REQUESTS_PER_SECOND,

@@ -11,9 +11,9 @@ from typing import Final
 
 from google.protobuf.message import Message
 
+from turngym.sealed import Board, CannotOpen, Seal, SealKey, Seeds
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.access.roles import Role
-from turngym_server.access.sealed import Board, CannotOpen, Seal, SealKey, Seeds
 from turngym_server.environment import Determinism
 from turngym_server.errors import ItemError, Reason
 from turngym_server.host import EnvironmentHost, Plan, RequestedLimits, did_you_mean, nearest
@@ -107,7 +107,7 @@ def read_reset(
     limits = requested_limits(item.limits)
     resolved = host.resolve_limits(limits)
     split = _served_split(item.split, host, options.json, offered)
-    seeds, seal = _unsealed(item, Board(spec.id, options.json, split), seal_key)
+    seeds, seal = _unsealed(item, Board(spec.id, options.json, split.value), seal_key)
     if not item.HasField("resume"):
         seeds = seeds or Seeds(
             level_seed=item.level_seed if item.HasField("level_seed") else host.draw_level_seed(split, withheld_from),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from turngym_server.access.sealed import Seal
+from turngym.sealed import Seal
 from turngym_server.sessions.episode import NoiseSegment
 from turngym_server.watching.logs import Event, Noise
 

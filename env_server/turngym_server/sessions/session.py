@@ -12,9 +12,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from turngym.sealed import Seal
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.access.caller import Caller
-from turngym_server.access.sealed import Seal
 from turngym_server.environment import Environment, EnvironmentSpec
 from turngym_server.errors import ENVIRONMENT_ERRORS, ItemError, Reason, exception_text
 from turngym_server.host import EnvironmentHost

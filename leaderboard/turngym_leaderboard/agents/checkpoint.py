@@ -48,13 +48,14 @@ class CheckpointAgent:
     wants_legal_actions = False
     wants_advice = False
 
-    def __init__(self, folder: Path, *, name: str, device: str = "cpu", threads: int = 0) -> None:
+    def __init__(self, folder: Path, *, name: str, device: str = "cpu", threads: int = 0, most_tokens: int = 0) -> None:
         """Loads the policy.
 
         Args:
             folder: a checkpoint, or a model in Hugging Face's layout with safetensors.
             device: cpu, cuda or cuda:N.
             threads: of torch; 0: as many as it takes by itself.
+            most_tokens: that it may write in a turn, whatever its run allowed; 0: as its run did.
 
         Raises:
             AgentUnavailable: the folder holds neither, or the device is not there.
@@ -72,7 +73,8 @@ class CheckpointAgent:
         self._context = context_of(config) if config else Context()
         # With fewer turns of context a prompt does not begin with what was read before.
         self._keeps = self._context.turns == 0 and (config is None or config.rollout.keep_cache)
-        self._max_tokens = config.rollout.max_response_tokens if config else FOREIGN_TOKENS
+        asked = config.rollout.max_response_tokens if config else FOREIGN_TOKENS
+        self._max_tokens = min(asked, most_tokens or asked)
         self._description = {
             "kind": "checkpoint",
             "folder": str(folder.resolve()),

@@ -4,7 +4,7 @@ A lease that is not extended runs out, and any worker may claim the submission t
 its next transaction, and nothing of that is kept. Workers' clocks must agree within a fraction of a lease.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -64,14 +64,25 @@ class NewResult:
     unavailable: str = ""
 
 
-def claim(store: Store, holder: str, kinds: Collection[Kind], *, now: datetime, until: datetime) -> Lease | None:
+def claim(
+    store: Store,
+    holder: str,
+    kinds: Collection[Kind],
+    *,
+    without: Collection[int] = (),
+    now: datetime,
+    until: datetime,
+) -> Lease | None:
     """The next submission to play, now RUNNING and this holder's; None: there is none.
 
     Scripted rows come first, since other rows are measured by them, then whichever was queued first.
+
+    Args:
+        without: numbers of boards whose submissions are left to others.
     """
     while True:
         with store.writing() as session:
-            row = session.scalar(_claimable(kinds, now))
+            row = session.scalar(_claimable(kinds, without, now))
             if row is None:
                 return None
             row.changed = now
@@ -146,6 +157,13 @@ def commit(
     return Commit(new, tuple(differing))
 
 
+def describe(store: Store, lease: Lease, description: Mapping[str, str]) -> None:
+    """Adds what was found of an agent when it was loaded to what its owner told of it. Raises LeaseLost."""
+    with store.writing() as session:
+        row = _held(session, lease)
+        row.description = {**row.description, **{key: clean(value) for key, value in description.items()}}
+
+
 def finish(
     store: Store, lease: Lease, state: State, *, results: Sequence[NewResult], reason: str = "", now: datetime
 ) -> None:
@@ -174,11 +192,26 @@ def done(store: Store, submission_id: int, environment_id: int) -> dict[Key, str
         return {(draw, attempt): outcome for draw, attempt, outcome in rows}
 
 
-def _claimable(kinds: Collection[Kind], now: datetime) -> Select[SubmissionRow]:
+def unfinished(store: Store, kinds: Collection[Kind], *, without: Collection[int] = ()) -> int:
+    """Submissions of these kinds that are queued or running, on all boards but those."""
+    with store.reading() as session:
+        waiting = select(func.count()).where(
+            SubmissionRow.state.in_((State.QUEUED, State.RUNNING)),
+            SubmissionRow.kind.in_(kinds),
+            SubmissionRow.board_id.not_in(without),
+        )
+        return session.scalar(waiting) or 0
+
+
+def _claimable(kinds: Collection[Kind], without: Collection[int], now: datetime) -> Select[SubmissionRow]:
     abandoned = and_(SubmissionRow.state == State.RUNNING, SubmissionRow.lease_until <= now)
     return (
         select(SubmissionRow)
-        .where(or_(SubmissionRow.state == State.QUEUED, abandoned), SubmissionRow.kind.in_(kinds))
+        .where(
+            or_(SubmissionRow.state == State.QUEUED, abandoned),
+            SubmissionRow.kind.in_(kinds),
+            SubmissionRow.board_id.not_in(without),
+        )
         .order_by((SubmissionRow.kind != Kind.SCRIPTED), SubmissionRow.queued, SubmissionRow.id)
         .limit(1)
         .with_for_update(skip_locked=True, of=SubmissionRow)
@@ -240,10 +273,3 @@ def _keep(session: Session, submission_id: int, results: Sequence[NewResult], no
                 computed=now,
             )
         )
-
-
-def unfinished(store: Store) -> int:
-    """Submissions that are queued or running, on all boards."""
-    with store.reading() as session:
-        states = (State.QUEUED, State.RUNNING)
-        return session.scalar(select(func.count()).where(SubmissionRow.state.in_(states))) or 0

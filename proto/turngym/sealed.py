@@ -1,7 +1,7 @@
 """Seeds that whoever plays them cannot read: a board seals them, and a server that has the board's key opens them.
 
     key = read_seal_key(Path("board.key"))                      # made by `env_server_seal_key board.key`
-    board = Board("sokoban", options_json, Split.HELD_OUT)      # options_json as GetEnvironment resolves it
+    board = Board("sokoban", options_json, "held_out")          # options_json as GetEnvironment resolves it
     sealed = key.seal(board, Seeds(level_seed, noise_seed))     # ResetItem.sealed_seed
 
 A sealed seed is a byte 1, a nonce of 12 random bytes, and AES-256-GCM of both seeds (u64, little-endian) with its tag
@@ -20,6 +20,7 @@ import binascii
 import hashlib
 import hmac
 import importlib.util
+import json
 import secrets
 import struct
 from dataclasses import dataclass, field
@@ -29,9 +30,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from turngym_server.access.private_file import read_private
-from turngym_server.sessions.digest import canonical_json
-from turngym_server.splits import Split
+from turngym.private_file import read_private
 
 KEY_BYTES: Final = 32
 SEALED_BYTES: Final = 45
@@ -52,16 +51,17 @@ class Board:
 
     Attributes:
         options_json: resolved options, canonical JSON, as GetEnvironment and Started have them.
+        split: its name in lower case.
     """
 
     environment_id: str
     options_json: str
-    split: Split
+    split: str
 
     @property
     def associated_data(self) -> bytes:
-        named = {"environment": self.environment_id, "options": self.options_json, "split": self.split.value}
-        return b"turngym-sealed/1\0" + canonical_json(named).encode()
+        named = {"environment": self.environment_id, "options": self.options_json, "split": self.split}
+        return b"turngym-sealed/1\0" + _canonical_json(named).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,3 +166,7 @@ def read_seal_key(path: Path) -> SealKey:
         raise ValueError(
             f"{path} holds no seal key: expected {KEY_BYTES} bytes in base64; `env_server_seal_key FILE` makes one"
         ) from None
+
+
+def _canonical_json(value: dict[str, str]) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,256 @@
+"""Plays one submission on its board: whatever of its episodes is missing, each committed when it is finished.
+
+Episodes are played in parts whose membership is fixed by the board, since a policy's choices depend in their last bits
+on what shares a batch with them. A part of which anything is missing is played whole; what had been committed of it
+stays as it was and is compared. So a submission whose worker was killed comes to the same scores as one that was not.
+
+Knows nothing of processes, of how leases are kept, or of numbers over episodes.
+"""
+
+import logging
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from turngym_client import Client, ServerBusy, ServerUnavailable, TurngymError
+from turngym_leaderboard.agents import Agent, AgentFault, AgentUnavailable, Fault, Reply, Seat, View
+from turngym_leaderboard.protocol import Decoding, Protocol, Seal, Selection
+from turngym_leaderboard.record import Trajectory
+from turngym_leaderboard.runner import Played, play
+from turngym_leaderboard.store import Store, boards, work
+from turngym_leaderboard.store.values import Board, Deal, Environment
+
+ROUNDS: Final = 3
+"""How often the parts in which a server failed are played before what is unresolved stays so."""
+
+SealOf = Callable[[Environment], Seal | None]
+"""How seeds of an environment are sealed for the server; None: they are sent openly."""
+
+_log = logging.getLogger(__name__)
+
+
+class CannotPlay(Exception):
+    """These servers do not serve what the board was dealt from. The message says in what they differ."""
+
+
+class ServersGone(Exception):
+    """No server answers: what is not played yet has to wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Episodes that are played together, always just these.
+
+    Attributes:
+        keys: draw and attempt of each.
+    """
+
+    showcase: bool
+    keys: tuple[work.Key, ...]
+
+
+def check_board(client: Client, board: Board) -> None:
+    """Raises CannotPlay, or ServersGone where nothing can be said."""
+    with _servers_errors(board.slug):
+        _check_board(client, board)
+
+
+def _check_board(client: Client, board: Board) -> None:
+    room = client.server().max_sessions
+    if room and room < board.definition.batch:
+        raise CannotPlay(
+            f"{board.slug} plays {board.definition.batch} episodes at once, but the server holds {room} sessions"
+        )
+    for environment in board.environments:
+        definition = environment.definition
+        found = client.environment(definition.id, options=definition.options, limits=definition.limits.limits())
+        for what, dealt, here in (
+            ("version", environment.version, found.version),
+            ("split epoch", environment.split_epoch, found.split_epoch),
+            ("options", environment.options_json, found.options_json),
+        ):
+            if dealt != here:
+                raise CannotPlay(
+                    f"{board.slug} was dealt from {definition.id} of {what} {dealt}, the server's is {here}"
+                )
+        if not found.splits[definition.split].served:
+            raise CannotPlay(f"{board.slug} plays split {definition.split.value}, which the server does not serve")
+
+
+def parts(environment: Environment, deal: Deal, size: int) -> Iterator[Part]:
+    """All episodes of a submission in an environment, in the order of play: the showcase first."""
+    shown = [(instance.draw, 0) for instance in deal.showcase]
+    attempts = range(environment.definition.attempts)
+    scored = [(instance.draw, attempt) for instance in deal.scored.instances for attempt in attempts]
+    for showcase, keys in ((True, shown), (False, scored)):
+        for start in range(0, len(keys), size):
+            yield Part(showcase, tuple(keys[start : start + size]))
+
+
+def play_submission(
+    client: Client, store: Store, lease: work.Lease, board: Board, agent: Agent, seal_of: SealOf
+) -> dict[int, str]:
+    """Plays what is missing of a submission.
+
+    Returns:
+        Why the agent cannot play at all, by the number of the environment.
+
+    Raises:
+        ServersGone: the rest has to wait.
+        CannotPlay: the server refuses what `check_board` found that it serves: it is another one now.
+        LeaseLost: the submission is no longer this worker's.
+    """
+    secret = boards.secret(store, board)
+    guarded = Guarded(agent)
+    unavailable: dict[int, str] = {}
+    for _ in range(ROUNDS):
+        for environment in board.environments:
+            deal = boards.deal(store, environment.id)
+            due = due_parts(
+                parts(environment, deal, board.definition.batch), work.done(store, lease.submission.id, environment.id)
+            )
+            seal = None if agent.wants_advice else seal_of(environment)
+            table = _Table(client, store, lease, environment, deal, secret, seal)
+            try:
+                for part in due:
+                    _play_part(table, guarded, part)
+            except AgentUnavailable as error:
+                unavailable[environment.id] = str(error)
+    return unavailable
+
+
+def due_parts(all_parts: Iterator[Part], done: dict[work.Key, str]) -> list[Part]:
+    """Those of which an episode has not been played, or could not be resolved."""
+    return [part for part in all_parts if any(done.get(key, work.UNRESOLVED) == work.UNRESOLVED for key in part.keys)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    client: Client
+    store: Store
+    lease: work.Lease
+    environment: Environment
+    deal: Deal
+    secret: int
+    seal: Seal | None
+
+    def protocol(self, part: Part) -> Protocol:
+        protocol = self.environment.definition.protocol(self.secret, version=self.environment.version)
+        return replace(protocol, attempts=1) if part.showcase else protocol
+
+    def selection(self, part: Part) -> Selection:
+        scored = self.deal.scored
+        return replace(scored, instances=self.deal.showcase) if part.showcase else scored
+
+
+def _play_part(table: _Table, agent: Agent, part: Part) -> None:
+    name = table.lease.submission.name
+
+    def keep(played: Sequence[Played]) -> None:
+        committed = work.commit(
+            table.store,
+            table.lease,
+            table.environment,
+            [(each.record, _trajectory(name, each)) for each in played],
+            showcase=part.showcase,
+            sealed=table.seal is not None,
+            now=datetime.now(UTC),
+        )
+        for draw, attempt in committed.differing:
+            _log.warning(
+                "%s in %s: draw %d, attempt %d came out otherwise when its part was played again; it stays as it was",
+                table.lease.submission.public_id,
+                table.environment.label,
+                draw,
+                attempt,
+            )
+
+    with _servers_errors(table.environment.label):
+        played = play(
+            table.client,
+            table.protocol(part),
+            table.selection(part),
+            agent,
+            sessions=len(part.keys),
+            only=set(part.keys),
+            seal=table.seal,
+            on_finished=keep,
+        )
+        if all(each.record.outcome == work.UNRESOLVED for each in played):
+            table.client.server()  # It answers, so those episodes are what it fails in.
+
+
+@contextmanager
+def _servers_errors(where: str) -> Generator[None]:
+    """What servers refuse, as what follows from it."""
+    try:
+        yield
+    except (ServerUnavailable, ServerBusy) as error:
+        raise ServersGone(str(error)) from error
+    except TurngymError as error:
+        raise CannotPlay(f"{where}: {error}") from error
+
+
+def _trajectory(name: str, played: Played) -> Trajectory:
+    return Trajectory(
+        agent=name,
+        draw=played.record.draw,
+        attempt=played.record.attempt,
+        turns=played.turns,
+        last_observation=played.last_observation,
+    )
+
+
+class Guarded:
+    """An agent of somebody else's: whatever it raises is its own fault, and whatever it writes can be kept."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._fault: Exception | None = None
+        self.name = agent.name
+        self.description = agent.description
+        self.samples = agent.samples
+        self.wants_legal_actions = agent.wants_legal_actions
+        self.wants_advice = agent.wants_advice
+
+    def start(self, seats: Sequence[Seat], decoding: Decoding) -> None:
+        """Begins; what fails here is told at the first turn, when there are episodes that fail by it."""
+        self._fault = None
+        try:
+            self._agent.start(seats, decoding)
+        except Exception as error:
+            self._fault = error
+
+    def act(self, views: Sequence[View]) -> Sequence[Reply | Fault]:
+        """Raises AgentFault for everything but AgentUnavailable."""
+        if self._fault is not None:
+            raise AgentFault(_told(self._fault)) from self._fault
+        try:
+            return [_writable(reply) for reply in self._agent.act(views)]
+        except (AgentFault, AgentUnavailable):
+            raise
+        except Exception as error:
+            raise AgentFault(_told(error)) from error
+
+
+def _told(error: Exception) -> str:
+    return _utf8(f"{type(error).__name__}: {error}")
+
+
+def _writable(answer: Reply | Fault) -> Reply | Fault:
+    """Lone surrogates, which no UTF-8 can hold, are replaced."""
+    if isinstance(answer, Fault):
+        return replace(answer, reason=_utf8(answer.reason))
+    return replace(
+        answer,
+        text=_utf8(answer.text),
+        reasoning=_utf8(answer.reasoning),
+        actions=tuple(map(_utf8, answer.actions)),
+        failure=_utf8(answer.failure),
+    )
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()

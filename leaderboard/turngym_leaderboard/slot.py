@@ -1,0 +1,201 @@
+"""A worker's slot: claims one submission after the other, holds it by a lease, plays and scores it.
+
+Knows nothing of the process that it is, or of other slots but through the database.
+"""
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from turngym.sealed import Board as SealedBoard
+from turngym.sealed import SealKey, Seeds
+from turngym_client import Client
+from turngym_leaderboard import scoring
+from turngym_leaderboard.agents import Agent, AgentUnavailable
+from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
+from turngym_leaderboard.playing import CannotPlay, ServersGone, check_board, play_submission
+from turngym_leaderboard.protocol import Seal
+from turngym_leaderboard.store import LeaseLost, Store, boards, work
+from turngym_leaderboard.store.values import Board, Environment, Kind, State, Submission
+
+PLAYED: Final = (Kind.SCRIPTED, Kind.CHECKPOINT)
+"""What a slot plays."""
+
+SUBMISSIONS: Final = "submissions"
+"""Folder in a board's folder; in it each submission's files lie in a folder of its public id."""
+
+_IDLE_SECONDS: Final = 1.0
+"""Between two looks into an empty queue."""
+_GONE_SECONDS: Final = 5.0
+"""Before a server that did not answer is tried again."""
+
+_log = logging.getLogger(__name__)
+
+
+class Stopped(BaseException):
+    """The slot was asked to stop. Raised wherever it is by then; its submission goes back into the queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotConfig:
+    """How a slot works.
+
+    Attributes:
+        device: where checkpoints run. threads: of torch.
+        lease_seconds: after so long without a sign of life its submission is taken over.
+        until_idle: end when nothing waits and nothing runs, instead of waiting for more.
+        seal_key: the board's and the servers'; None: seeds are sent openly.
+    """
+
+    device: str
+    threads: int
+    lease_seconds: float
+    until_idle: bool
+    seal_key: SealKey | None
+
+    @property
+    def lease(self) -> timedelta:
+        return timedelta(seconds=self.lease_seconds)
+
+
+class Slot:
+    """Plays submissions.
+
+    Attributes:
+        unplayable: numbers of boards that these servers cannot play, whose submissions are left to other workers.
+    """
+
+    def __init__(self, config: SlotConfig, store: Store, client: Client) -> None:
+        self.unplayable: set[int] = set()
+        self._config = config
+        self._store = store
+        self._client = client
+        self._holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+    def run(self) -> None:
+        """Plays until nothing waits, if that is what was asked for; else until it is stopped."""
+        for board in boards.every(self._store):
+            scoring.refresh(self._store, board)
+        while True:
+            now = datetime.now(UTC)
+            until = now + self._config.lease
+            lease = work.claim(self._store, self._holder, PLAYED, without=self.unplayable, now=now, until=until)
+            if lease is not None:
+                self._play(lease)
+            elif self._config.until_idle and not work.unfinished(self._store, PLAYED, without=self.unplayable):
+                return
+            else:
+                time.sleep(_IDLE_SECONDS)
+
+    def _play(self, lease: work.Lease) -> None:
+        submission = lease.submission
+        told = f"{submission.name} ({submission.public_id})"
+        _log.info("%s: %d of %d episodes are played", told, submission.episodes, submission.total)
+        try:
+            with _kept(self._store, lease, self._config.lease):
+                board = boards.of_id(self._store, submission.board_id)
+                state, reason = self._play_and_finish(lease, board)
+            _log.info("%s: %s", told, f"{state.value}: {reason}" if reason else state.value)
+            scoring.refresh(self._store, board)
+        except LeaseLost as error:
+            _log.warning("%s: %s", told, error)
+        except CannotPlay as error:
+            _log.error("%s; its submissions are left to other workers", error)
+            self.unplayable.add(submission.board_id)
+            self._release(lease)
+        except ServersGone as error:
+            _log.warning("%s: no server answers, it is tried again later: %s", told, error)
+            self._release(lease)
+            time.sleep(_GONE_SECONDS)
+        except Stopped:
+            self._release(lease)
+            raise
+
+    def _play_and_finish(self, lease: work.Lease, board: Board) -> tuple[State, str]:
+        check_board(self._client, board)
+        submission = lease.submission
+        try:
+            agent = make_agent(self._store, board, submission, self._config)
+        except AgentUnavailable as error:
+            work.finish(self._store, lease, State.FAILED, results=[], reason=str(error), now=datetime.now(UTC))
+            return State.FAILED, str(error)
+        # Where its files lie on this machine is nobody's business.
+        found = {key: value for key, value in agent.description.items() if key != "folder"}
+        work.describe(self._store, lease, found)
+        unavailable = play_submission(self._client, self._store, lease, board, agent, self._seal)
+        results = scoring.numbers(self._store, board, submission, unavailable)
+        state, reason = scoring.state_of(results)
+        work.finish(self._store, lease, state, results=results, reason=reason, now=datetime.now(UTC))
+        return state, reason
+
+    def _seal(self, environment: Environment) -> Seal | None:
+        key = self._config.seal_key
+        if key is None:
+            return None
+        definition = environment.definition
+        board = SealedBoard(definition.id, environment.options_json, definition.split.value)
+        return lambda level_seed, noise_seed: key.seal(board, Seeds(level_seed, noise_seed))
+
+    def _release(self, lease: work.Lease) -> None:
+        with suppress(LeaseLost):
+            work.release(self._store, lease, now=datetime.now(UTC))
+
+
+def make_agent(store: Store, board: Board, submission: Submission, config: SlotConfig) -> Agent:
+    """The agent that a submission is.
+
+    Raises:
+        AgentUnavailable: it cannot be loaded, whatever its files made of the attempt.
+    """
+    if submission.kind is Kind.SCRIPTED:
+        return {agent.name: agent for agent in (RandomAgent(), OracleAgent())}[submission.name]
+    assert submission.kind is Kind.CHECKPOINT, submission.kind
+    # Here and nowhere else: a worker without checkpoints to play does without torch.
+    from turngym_leaderboard.agents.checkpoint import CheckpointAgent
+
+    try:
+        return CheckpointAgent(
+            store.data / SUBMISSIONS / submission.public_id,
+            name=submission.name,
+            device=config.device,
+            threads=config.threads,
+            most_tokens=board.definition.max_response_tokens,
+        )
+    except AgentUnavailable:
+        raise
+    except Exception as error:
+        # Its files are somebody else's; whatever a library raises over them, this submission has failed, and no other.
+        raise AgentUnavailable(f"the checkpoint cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _kept(store: Store, lease: work.Lease, time_held: timedelta) -> Generator[None]:
+    """Extends a lease within the block, three times in its time."""
+    over = threading.Event()
+
+    def extend() -> None:
+        while not over.wait(time_held.total_seconds() / 3):
+            try:
+                work.extend(store, lease, until=datetime.now(UTC) + time_held)
+            except LeaseLost:
+                return  # The next commit says so.
+            except SQLAlchemyError as error:
+                _log.warning("the lease of %s could not be extended: %s", lease.submission.public_id, error)
+
+    thread = threading.Thread(target=extend, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,178 @@
+"""The board's worker: plays and scores what is submitted, several submissions at once in slots.
+
+Each slot is a process of its own, so that a submission that takes all memory, or ends its process, costs nothing but
+itself; the worker starts the slot again. When a slot, the worker or the whole machine dies, the lease of its submission
+runs out and another slot, here or elsewhere, goes on from what was committed. Asked to stop (SIGTERM), slots put their
+submissions back into the queue.
+"""
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from types import FrameType
+from typing import Final, NoReturn
+
+from turngym.sealed import read_seal_key
+from turngym_client import connect
+from turngym_leaderboard.slot import Slot, SlotConfig, Stopped
+from turngym_leaderboard.store import open_store
+
+_RESTART_SECONDS: Final = 2.0
+"""Before a slot that died is started again."""
+_STOPS_WITHIN: Final = 30.0
+
+_DONE: Final = 0
+_UNPLAYABLE: Final = 1
+"""Exit codes of slots and worker."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """How a worker works.
+
+    Attributes:
+        data: the board's folder. database: URL of its PostgreSQL database; "": SQLite in the folder.
+        servers: host:port of environment servers.
+        devices: where checkpoints run. slots: submissions played at once on each.
+        threads: torch threads of each slot. A policy's choices depend on them in their last bits, so all workers of a
+            board want the same number.
+        lease_seconds: after so long without a sign of life a submission is taken over.
+        until_idle: end when nothing waits and nothing runs, instead of waiting for more.
+        seal_key: file of the key that the servers have too; None: seeds are sent openly.
+    """
+
+    data: Path
+    database: str = field(default="", repr=False)
+    servers: tuple[str, ...]
+    devices: tuple[str, ...] = ("cpu",)
+    slots: int = 1
+    threads: int = 1
+    lease_seconds: float = 60.0
+    until_idle: bool = False
+    seal_key: Path | None = None
+
+    def slot(self, device: str) -> SlotConfig:
+        """Raises OSError or ValueError where the key cannot be read."""
+        return SlotConfig(
+            device=device,
+            threads=self.threads,
+            lease_seconds=self.lease_seconds,
+            until_idle=self.until_idle,
+            seal_key=read_seal_key(self.seal_key) if self.seal_key is not None else None,
+        )
+
+
+def run_worker(config: WorkerConfig) -> int:
+    """Runs the slots until it is asked to stop, or until all is played.
+
+    Returns:
+        An exit code: 0, or 1 where some board could not be played with these servers.
+
+    Raises:
+        StoreError: the database cannot be opened.
+        OSError, ValueError: the seal key cannot be read.
+    """
+    config.slot("cpu")
+    with open_store(config.data, config.database):
+        pass  # Made and migrated before any slot needs it.
+    devices = {f"{device}/{k}": device for device in config.devices for k in range(config.slots)}
+    codes: list[int] = []
+    with _stopped_by_signals() as stop:
+        slots = {name: _start(config, device) for name, device in devices.items()}
+        try:
+            while slots and not stop.is_set():
+                connection.wait([slot.sentinel for slot in slots.values()], timeout=1.0)
+                for name, slot in list(slots.items()):
+                    if slot.exitcode is None:
+                        continue
+                    if slot.exitcode in (_DONE, _UNPLAYABLE):
+                        codes.append(slot.exitcode)
+                        del slots[name]
+                        continue
+                    _log.error("slot %s died (exit code %s); it is started again", name, slot.exitcode)
+                    if not stop.wait(_RESTART_SECONDS):
+                        slots[name] = _start(config, devices[name])
+        finally:
+            _stop(list(slots.values()))
+    return max(codes, default=_DONE)
+
+
+def start_logging() -> None:
+    """Lines of this program on standard error, with their time."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("turngym_leaderboard").setLevel(logging.INFO)
+
+
+@contextmanager
+def _stopped_by_signals() -> Generator[threading.Event]:
+    """An event that SIGTERM and SIGINT set."""
+    stop = threading.Event()
+
+    def set_it(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    wanted = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, set_it) for number in wanted]
+    try:
+        yield stop
+    finally:
+        for number, handler in zip(wanted, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _start(config: WorkerConfig, device: str) -> SpawnProcess:
+    # Spawned: a forked process cannot use a client of its parent's, nor its database.
+    process = multiprocessing.get_context("spawn").Process(target=_run_slot, args=(config, device))
+    process.start()
+    return process
+
+
+def _stop(slots: Sequence[SpawnProcess]) -> None:
+    for slot in slots:
+        slot.terminate()
+    ends = time.monotonic() + _STOPS_WITHIN
+    for slot in slots:
+        slot.join(max(0.0, ends - time.monotonic()))
+        if slot.exitcode is None:
+            slot.kill()
+            slot.join()
+
+
+def _run_slot(config: WorkerConfig, device: str) -> NoReturn:
+    """A slot's whole life."""
+    start_logging()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The worker passes it on as SIGTERM.
+    signal.signal(signal.SIGTERM, _raise_stopped)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    code = _DONE
+    with suppress(Stopped), open_store(config.data, config.database) as store, connect(config.servers) as client:
+        slot = Slot(config.slot(device), store, client)
+        slot.run()
+        code = _UNPLAYABLE if slot.unplayable else _DONE
+    raise SystemExit(code)
+
+
+def _raise_stopped(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Once: what it does about it is not interrupted.
+    raise Stopped
+
+
+def _end_with_parent() -> None:
+    """Stops this process when the worker that started it is gone, however it went."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_STOPS_WITHIN)
+    os._exit(1)
