@@ -64,7 +64,10 @@ def test_evaluate_show_and_verify(server, tmp_path):
     ("arguments", "message"),
     [
         (["--agent", "random", "--env", "sokobon"], "sokoban"),
-        (["--agent", "randm", "--env", "sokoban"], "expected [NAME=]checkpoint:PATH, random or oracle"),
+        (
+            ["--agent", "randm", "--env", "sokoban"],
+            "expected [NAME=]checkpoint:PATH, [NAME=]endpoint:URL, random or oracle",
+        ),
         (["--agent", "random", "--env", "sokoban", "--option", "size"], "expected key=value"),
         (["--agent", "random", "--env", "sokoban", "--option", "siz=7"], "siz"),
         (["--agent", "random", "--env", "sokoban", "--temperature", "0"], "--greedy"),

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from turngym_client import EnvironmentInfo, EpisodeRequest, Limits, Split, TurngymError, aconnect
+from turngym_client import EnvironmentInfo, EpisodeRequest, Limits, ServerUnavailable, Split, TurngymError, aconnect
 from turngym_leaderboard.pages import assets
 from turngym_leaderboard.pages.render import Links, render
 from turngym_leaderboard.pages.viewer import shown_episodes
@@ -161,7 +161,7 @@ def playground(servers: Sequence[str], keep: KeptFile | None, secret: str, idle_
             reasoning = reasoning if reasoning.strip() else said
             await ground.games.play(found, whole(form.get("step", "")), actions, reasoning)
         except (NotNow, TurngymError, ValueError) as error:
-            return ground.game_page(found, str(error), reasoning=reasoning, written=written, status=409)
+            return ground.game_page(found, told(error), reasoning=reasoning, written=written, status=409)
         return RedirectResponse(ground.address("games", id), 303)
 
     @app.post(f"/{secret}/games/{{id}}/advice")
@@ -171,7 +171,7 @@ def playground(servers: Sequence[str], keep: KeptFile | None, secret: str, idle_
         try:
             await ground.games.ask(found, whole(form.get("step", "")))
         except (NotNow, TurngymError) as error:
-            return ground.game_page(found, str(error), status=409)
+            return ground.game_page(found, told(error), status=409)
         return RedirectResponse(ground.address("games", id), 303)
 
     @app.post(f"/{secret}/games/{{id}}/keep")
@@ -301,6 +301,13 @@ def chosen(game: Game, choices: Sequence[str], written: str, use: str) -> tuple[
     separator = game.episode.action_separator
     parts = written.split(separator) if separator else [written]
     return tuple(part.strip() for part in parts if part.strip()), ""
+
+
+def told(error: Exception) -> str:
+    """What a player is told of it."""
+    if isinstance(error, ServerUnavailable):
+        return f"No server answers. The episode is safe, and goes on from here once one does. ({error})"
+    return str(error)
 
 
 def whole(text: str) -> int:
