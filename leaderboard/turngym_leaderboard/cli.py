@@ -322,8 +322,8 @@ def export_command(
         except (CannotExport, StoreError) as error:
             raise CannotEvaluate(str(error)) from error
     typer.echo(
-        f"{written.boards} boards, {written.submissions} submissions, {written.episodes} episodes: "
-        f"{written.pages} pages, beginning with {folder / 'index.html'}"
+        f"boards: {written.boards}, submissions: {written.submissions}, episodes: {written.episodes}, "
+        f"pages: {written.pages}, beginning with {folder / 'index.html'}"
     )
 
 
