@@ -25,7 +25,7 @@ from turngym_leaderboard.boards import BoardDefinition
 from turngym_leaderboard.dealing import deal_board
 from turngym_leaderboard.local_server import local_server
 from turngym_leaderboard.record import code_record
-from turngym_leaderboard.slot import PLAYED, SUBMISSIONS
+from turngym_leaderboard.slot import PLAYED
 from turngym_leaderboard.store import Store, boards, episodes, open_store, owners, submissions, work
 from turngym_leaderboard.store.values import Board, Kind, State
 from turngym_trainer.policy import load_policy
@@ -63,7 +63,7 @@ def new_board(store: Store, address: str, instances: int) -> Board:
     owner = owners.create(store, "owner")
     for seed in range(2):
         submission = submissions.create(store, board, owner, name=f"untrained {seed}", kind=Kind.CHECKPOINT)
-        load_policy("tiny", seed=seed).save(store.data / SUBMISSIONS / submission.public_id)
+        load_policy("tiny", seed=seed).save(store.folder(submission.public_id))
         submissions.set_state(store, submission.public_id, State.VALIDATED)
         submissions.set_state(store, submission.public_id, State.QUEUED)
     return board

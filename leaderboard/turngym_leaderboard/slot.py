@@ -31,9 +31,6 @@ from turngym_leaderboard.store.values import Board, Environment, Kind, State, Su
 PLAYED: Final = (Kind.SCRIPTED, Kind.CHECKPOINT)
 """What a slot plays."""
 
-SUBMISSIONS: Final = "submissions"
-"""Folder in a board's folder; in it each submission's files lie in a folder of its public id."""
-
 _IDLE_SECONDS: Final = 1.0
 """Between two looks into an empty queue."""
 _GONE_SECONDS: Final = 5.0
@@ -165,7 +162,7 @@ def make_agent(store: Store, board: Board, submission: Submission, config: SlotC
 
     try:
         return CheckpointAgent(
-            store.data / SUBMISSIONS / submission.public_id,
+            store.folder(submission.public_id),
             name=submission.name,
             device=config.device,
             threads=config.threads,

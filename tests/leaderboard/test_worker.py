@@ -23,7 +23,6 @@ from turngym_leaderboard.agents.scripted import RandomAgent
 from turngym_leaderboard.playing import CannotPlay, ServersGone, check_board, due_parts, parts, play_submission
 from turngym_leaderboard.protocol import select_instances
 from turngym_leaderboard.runner import play
-from turngym_leaderboard.slot import SUBMISSIONS
 from turngym_leaderboard.store import boards, episodes, open_store, owners, submissions, work
 from turngym_leaderboard.store.values import Kind, State
 from turngym_trainer.policy import load_policy
@@ -50,7 +49,7 @@ def novice():
 
 
 def upload(store, submission, policy):
-    folder = store.data / SUBMISSIONS / submission.public_id
+    folder = store.folder(submission.public_id)
     policy.save(folder)
     return folder
 
@@ -400,7 +399,8 @@ def worker(server, data, url="", *arguments):
 def test_a_worker_killed_again_and_again_loses_nothing(store, database_url, client, server, tmp_path):
     fields = {"batch": 8, "environments": [{**LAKE, "instances": 64, "attempts": 4}]}
     board = dealt_board(store, client, **fields)
-    pauses = np.random.Generator(np.random.Philox(key=7)).uniform(0.0, 1.0, 2)
+    # Twice over SQLite, once over PostgreSQL; experiments/board_kills.py kills more often.
+    pauses = np.random.Generator(np.random.Philox(key=7)).uniform(0.0, 1.0, 1 if database_url else 2)
     for pause in pauses:
         running = worker(server, store.data, database_url, "--lease", "1", "--slots", "2")
         before = sum(row.episodes for row in submissions.of_board(store, board))

@@ -22,6 +22,8 @@ from sqlalchemy.orm import Session
 from turngym_leaderboard.store.errors import StoreError
 
 FILE: Final = "board.sqlite"
+SUBMISSIONS: Final = "submissions"
+"""Of a board's folder: its database and the folder of what is submitted."""
 _MIGRATIONS: Final = Path(__file__).with_name("migrations")
 _WAITS: Final = 30.0
 """Seconds that a writer waits for others before it gives up."""
@@ -56,9 +58,9 @@ class Store:
         with Session(self._writing) as session, session.begin():
             yield session
 
-    def close(self) -> None:
-        """Closes all connections."""
-        self._reading.dispose()
+    def folder(self, public_id: str) -> Path:
+        """Where a submission's files lie."""
+        return self.data / SUBMISSIONS / public_id
 
 
 @contextmanager
