@@ -47,11 +47,12 @@ app = typer.Typer(
 )
 app.add_typer(board, name="board")
 app.command("worker")(worker_command)
-SETTINGS: Final = " ".join(
-    f"{key}: {field.description}{'' if field.is_required() else f' [{field.default}]'}"
+SETTINGS: Final = "; ".join(
+    f"{key}{'' if field.is_required() or field.default in ('', None) else f'={field.default}'}: "
+    + (field.description or "").rstrip(".")
     for key, field in EndpointSettings.model_fields.items()
 )
-"""Every setting of an endpoint, for the help."""
+"""Every setting of an endpoint with its default, for the help."""
 _AGENT: Final = re.compile(r"(?:(?P<name>[^=:]+)=)?(?P<kind>[a-z]+)(?::(?P<path>.+))?")
 
 Server = Annotated[list[str], typer.Option(help="host:port of an environment server; several may be given.")]

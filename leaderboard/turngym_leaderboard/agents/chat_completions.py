@@ -27,6 +27,8 @@ from turngym_leaderboard.agents.pace import Pace
 FIRST_WAIT: Final = 0.5
 """Seconds before the second try, at most; each further wait may be twice as long."""
 LONGEST_WAIT: Final = 60.0
+CONNECTS_WITHIN: Final = 10.0
+"""Seconds that connecting may take, or all of a try where that is less."""
 ANSWER_END: Final = "</answer>"
 _PASSING: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 507, 508, 529})
 _OF_EVERYBODY: Final = frozenset({401, 402, 403, 404, 405, 410})
@@ -102,6 +104,7 @@ class RequestFailed(Exception):
         passing: it may be tried again. after: seconds that the server wants to be left alone; None: it does not say.
         everybody: it is not this request's fault: nothing can be asked of this server, of this model or with this key.
         outgrown: the conversation is longer than the model can read.
+        unreached: there was no connection to the server.
     """
 
     def __init__(
@@ -113,12 +116,14 @@ class RequestFailed(Exception):
         after: float | None = None,
         everybody: bool = False,
         outgrown: bool = False,
+        unreached: bool = False,
     ) -> None:
         super().__init__(f"{kind}: {told}")
         self.passing = passing
         self.after = after
         self.everybody = everybody
         self.outgrown = outgrown
+        self.unreached = unreached
 
 
 class _Reply(BaseModel):
@@ -220,7 +225,8 @@ class ChatCompletions:
         headers = {"User-Agent": f"turngym/{__version__}", "Accept": "application/json", "Accept-Encoding": "identity"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
-        return httpx.AsyncClient(verify=self._tls, timeout=self.settings.timeout, limits=limits, headers=headers)
+        timeout = httpx.Timeout(self.settings.timeout, connect=min(self.settings.timeout, CONNECTS_WITHIN))
+        return httpx.AsyncClient(verify=self._tls, timeout=timeout, limits=limits, headers=headers)
 
     async def complete(
         self,
@@ -259,7 +265,7 @@ class ChatCompletions:
             try:
                 completion = await self._try(session, body, min(self.settings.timeout, patience))
             except RequestFailed as failure:
-                unreached = not connects and isinstance(failure.__cause__, httpx.ConnectError)
+                unreached = not connects and failure.unreached
                 wait = backoff(number, failure.after)
                 patience -= time.monotonic() - began + wait
                 if number == self.settings.tries or not failure.passing or unreached or patience <= 0:
@@ -278,10 +284,16 @@ class ChatCompletions:
             async with asyncio.timeout(allowed):
                 status, headers, content = await self._post(session, body)
         except (TimeoutError, httpx.TimeoutException) as error:
-            raise RequestFailed("timeout", f"no answer within {allowed:.3g} s", passing=True) from error
-        except httpx.HTTPError as error:
+            unreached = isinstance(error, httpx.ConnectTimeout)
+            told = (
+                f"no {'connection' if unreached else 'answer'} within {CONNECTS_WITHIN if unreached else allowed:.3g} s"
+            )
+            raise RequestFailed("timeout", told, passing=True, unreached=unreached) from error
+        except (httpx.HTTPError, OSError) as error:
+            # OSError: what TLS says of a broken record, which httpx passes on as it is.
             told = self._hidden(str(error)) or type(error).__name__
-            raise RequestFailed("connection", told, passing=True) from error
+            unreached = isinstance(error, httpx.ConnectError)
+            raise RequestFailed("connection", told, passing=True, unreached=unreached) from error
         if status != 200:
             raise self._refusal(status, headers, content)
         return self._read(content)

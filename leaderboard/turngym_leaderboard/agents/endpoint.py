@@ -129,7 +129,7 @@ class EndpointAgent:
                 self._served = failure.outgrown
             if self._served:
                 return
-            if failures[-1].everybody or isinstance(failures[-1].__cause__, httpx.ConnectError):
+            if failures[-1].everybody or failures[-1].unreached:
                 break
         raise AgentUnavailable(
             f"endpoint {self.name!r} answered none of its first requests to {self._chat.url} "
@@ -180,7 +180,7 @@ class EndpointAgent:
         turn.answers[view.seat] = Fault(str(failure), truncated=failure.outgrown)
         if failure.passing or failure.everybody:
             self._lost += 1
-        if self._lost >= LOST:
+        if self._lost >= LOST and not turn.outage:
             turn.outage = f"outage: {self._lost} requests in a row were not answered, the last: {failure}"
 
 
