@@ -64,6 +64,8 @@ def test_the_conformance_kit_knows_servers_by_their_replies_alone() -> None:
     [
         ("turngym_client", ["torch", "transformers", "gymnasium", "numpy", "turngym_server"]),
         ("turngym_server.server", ["torch", "transformers", "turngym_client"]),
+        ("turngym_leaderboard.client", ["torch", "transformers", "fastapi", "sqlalchemy", "turngym_server"]),
+        ("turngym_leaderboard.service.app", ["torch", "transformers", "turngym_server", "turngym_trainer"]),
         ("turngym_leaderboard", ["torch", "transformers", "turngym_server", "turngym_trainer"]),
     ],
 )

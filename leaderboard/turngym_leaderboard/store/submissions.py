@@ -1,16 +1,19 @@
 """Submissions and their files, up to the queue. What happens to them from there is in `work`."""
 
+import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Final
 
-from sqlalchemy import func, select, update
+from sqlalchemy import and_, func, or_, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from turngym_leaderboard.boards import BoardDefinition
 from turngym_leaderboard.store import reading
 from turngym_leaderboard.store.database import Store
-from turngym_leaderboard.store.errors import LimitReached, NotFound, WrongState
+from turngym_leaderboard.store.errors import LimitReached, NotFound, Taken, WrongState
 from turngym_leaderboard.store.models import BoardRow, FileRow, SubmissionRow
 from turngym_leaderboard.store.values import (
     FINAL,
@@ -33,6 +36,11 @@ def new_public_id() -> str:
     return secrets.token_hex(8)
 
 
+def public_id_of(owner: Owner, key: str) -> str:
+    """The public id of whatever this owner begins with this key: the same however often it is asked for."""
+    return hashlib.sha256(f"{owner.id}:{key}".encode()).hexdigest()[:16]
+
+
 def create(
     store: Store,
     board: Board,
@@ -43,10 +51,15 @@ def create(
     visibility: Visibility = Visibility.PRIVATE,
     description: Mapping[str, str] | None = None,
     files: Sequence[SubmissionFile] = (),
+    public_id: str | None = None,
 ) -> Submission:
     """A new submission, UPLOADED: its files are still to come.
 
+    Args:
+        public_id: None: a random one.
+
     Raises:
+        Taken: there is a submission of this public id.
         WrongState: the season is over.
         LimitReached: the owner has none left in it.
     """
@@ -57,7 +70,7 @@ def create(
             raise WrongState(f"the season of {row.slug} is over; nothing more is submitted to it")
         _check_number(session, row, owner.id)
         submission = SubmissionRow(
-            public_id=new_public_id(),
+            public_id=public_id or new_public_id(),
             board_id=row.id,
             owner_id=owner.id,
             name=name,
@@ -70,7 +83,10 @@ def create(
             changed=now,
         )
         session.add(submission)
-        session.flush()
+        try:
+            session.flush()
+        except IntegrityError as error:
+            raise Taken(f"there is a submission {submission.public_id} already") from error
         session.add_all(
             FileRow(
                 submission_id=submission.id, name=file.name, size=file.size, sha256=file.sha256, received=file.received
@@ -103,6 +119,45 @@ def of_owner(store: Store, owner: Owner) -> list[Submission]:
             select(SubmissionRow).where(SubmissionRow.owner_id == owner.id).order_by(SubmissionRow.id.desc())
         )
         return [reading.submission(row) for row in rows]
+
+
+def arrived(store: Store) -> list[Submission]:
+    """Those that have all their files and are not queued yet, oldest first: UPLOADED ones to be examined, and VALIDATED
+    ones, which a process that ended in between left there.
+    """
+    files = select(FileRow).where(FileRow.submission_id == SubmissionRow.id)
+    whole = and_(files.exists(), ~files.where(FileRow.received < FileRow.size).exists())
+    with store.reading() as session:
+        rows = session.scalars(
+            select(SubmissionRow)
+            .where(
+                SubmissionRow.kind == Kind.CHECKPOINT,
+                or_(and_(SubmissionRow.state == State.UPLOADED, whole), SubmissionRow.state == State.VALIDATED),
+            )
+            .order_by(SubmissionRow.id)
+        )
+        return [reading.submission(row) for row in rows]
+
+
+def abandoned(store: Store, age: timedelta) -> list[Submission]:
+    """Those whose files are still to come after so long."""
+    missing = select(FileRow).where(FileRow.submission_id == SubmissionRow.id, FileRow.received < FileRow.size)
+    with store.reading() as session:
+        rows = session.scalars(
+            select(SubmissionRow).where(
+                SubmissionRow.state == State.UPLOADED,
+                SubmissionRow.created < reading.utc_now() - age,
+                missing.exists(),
+            )
+        )
+        return [reading.submission(row) for row in rows]
+
+
+def describe(store: Store, public_id: str, facts: Mapping[str, str]) -> None:
+    """Adds to what is told of a submission. Raises NotFound."""
+    with store.writing() as session:
+        row = _row(session, public_id, lock=True)
+        row.description = {**row.description, **{key: clean(value) for key, value in facts.items()}}
 
 
 def set_state(store: Store, public_id: str, state: State, *, reason: str = "") -> Submission:

@@ -3,69 +3,32 @@
 Times are aware and UTC. Public ids are random and may stand in addresses; numbers (`id`) are the database's own.
 """
 
-import enum
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
 
 from turngym_leaderboard.boards import BoardDefinition, EnvironmentDefinition
+from turngym_leaderboard.lifecycle import FINAL, NEXT, Kind, Role, State, Visibility
 from turngym_leaderboard.protocol import Instance, Selection
 from turngym_leaderboard.record import EpisodeRecord, Statistics, Trajectory
 
-
-class Role(enum.StrEnum):
-    """What a token may do. ADMIN: everything, and see everything."""
-
-    SUBMIT = "submit"
-    ADMIN = "admin"
-
-
-class Kind(enum.StrEnum):
-    """What plays a submission's episodes."""
-
-    CHECKPOINT = "checkpoint"
-    ENDPOINT = "endpoint"
-    SCRIPTED = "scripted"
-    REMOTE = "remote"
-
-
-class Visibility(enum.StrEnum):
-    """Who may see a submission: its owner and admins, or everybody."""
-
-    PRIVATE = "private"
-    PUBLIC = "public"
-
-
-class State(enum.StrEnum):
-    """Where a submission stands.
-
-    UPLOADED: files are arriving. VALIDATED: all are there and sound. QUEUED: a worker may take it. RUNNING: one has.
-    SCORED: every episode has its result. INCOMPLETE: some could not be played because the servers failed; it can be
-    queued again. FAILED: it cannot be scored; the reason says why.
-    """
-
-    UPLOADED = "uploaded"
-    VALIDATED = "validated"
-    QUEUED = "queued"
-    RUNNING = "running"
-    SCORED = "scored"
-    INCOMPLETE = "incomplete"
-    FAILED = "failed"
-
-
-NEXT: Final[dict[State, frozenset[State]]] = {
-    State.UPLOADED: frozenset({State.VALIDATED, State.FAILED}),
-    State.VALIDATED: frozenset({State.QUEUED, State.FAILED}),
-    State.QUEUED: frozenset({State.RUNNING, State.FAILED}),
-    State.RUNNING: frozenset({State.QUEUED, State.SCORED, State.INCOMPLETE, State.FAILED}),
-    State.SCORED: frozenset(),
-    State.INCOMPLETE: frozenset({State.QUEUED}),
-    State.FAILED: frozenset({State.QUEUED}),
-}
-"""From each state, those that may follow."""
-
-FINAL: Final = frozenset({State.SCORED, State.INCOMPLETE, State.FAILED})
-"""States in which nothing more happens by itself."""
+__all__ = [
+    "FINAL",
+    "NEXT",
+    "Board",
+    "Deal",
+    "Environment",
+    "Episode",
+    "Kind",
+    "Owner",
+    "PlayedEpisode",
+    "Result",
+    "Role",
+    "State",
+    "Submission",
+    "SubmissionFile",
+    "Token",
+    "Visibility",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,7 @@
+"""A board over HTTP: a JSON API for programs, pages for people, and the uploads of those who submit.
+
+`messages` is what API and client say to each other, `api` the calls, `uploads` receives files, `access` knows who
+calls, `rate_limits` and `bounds` say how much and how often, `problems` how a refusal reads, `app` puts all that
+together and `serving` listens. The service plays nothing and imports neither torch nor transformers: workers do that,
+and the two meet in the database alone.
+"""

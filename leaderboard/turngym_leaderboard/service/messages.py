@@ -1,0 +1,186 @@
+"""What the API and its client say to each other. Knows nothing of HTTP or of databases' tables.
+
+Times are ISO 8601, UTC; seeds are decimal strings; hashes are SHA-256 in hexadecimal.
+"""
+
+from datetime import datetime
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from turngym_leaderboard.intake.names import MAX_FILES
+from turngym_leaderboard.lifecycle import FINAL, Kind, State, Visibility
+from turngym_leaderboard.record import EpisodeRecord, Statistics, Trajectory
+
+MAX_PAGE: Final = 1_000
+"""Episodes that one call lists."""
+
+
+def _printable(text: str) -> str:
+    """Nothing that turns a line around, breaks it or cannot be seen: names stand beside those of others."""
+    if not text.isprintable() or text != text.strip():
+        raise ValueError("expected one line of printable characters, without spaces around them")
+    return text
+
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=120), AfterValidator(_printable)]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Question(BaseModel):
+    """Base of what a caller sends: an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Answer(BaseModel):
+    """Base of what is answered: a client overlooks keys that a newer service has."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", from_attributes=True)
+
+
+class Problem(Answer):
+    """Every refusal. `detail`: a sentence that says what was wrong and what to do."""
+
+    detail: str
+
+
+class NewFile(Question):
+    """A file that will be uploaded. `name`: within the checkpoint, as in `training/state.json`."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=200)]
+    size: int = Field(ge=1)
+    sha256: Sha256
+
+
+class NewSubmission(Question):
+    """A checkpoint that is to be scored, and the files that it consists of."""
+
+    name: Name
+    visibility: Visibility = Visibility.PRIVATE
+    files: Annotated[tuple[NewFile, ...], Field(min_length=1, max_length=MAX_FILES)]
+
+
+class Change(Question):
+    """What an owner may change of a submission."""
+
+    visibility: Visibility
+
+
+class File(Answer):
+    """`received`: bytes that have arrived of `size`; the next part begins there."""
+
+    name: str
+    size: int
+    sha256: str
+    received: int
+
+
+class Environment(Answer):
+    """An environment as a board has it; see `turngym_leaderboard.boards.EnvironmentDefinition`."""
+
+    label: str
+    id: str
+    version: str
+    split_epoch: int
+    options_json: str
+    split: str
+    instances: int
+    attempts: int
+    showcase: int
+    decoding: str
+    max_turns: int
+    max_actions: int
+    max_actions_per_turn: int
+    overall: bool
+
+
+class Board(Answer):
+    """A board. `secret_hash` is published from the first day, `secret`, which it is of, when the season has ended."""
+
+    slug: str
+    title: str
+    season: str
+    about: str
+    sealed: bool
+    submissions_per_owner: int
+    episodes: int
+    secret_hash: str
+    secret: str | None
+    created: datetime
+    closed: datetime | None
+    environments: tuple[Environment, ...]
+
+
+class Submission(Answer):
+    """An agent on a board. `episodes`: played so far, of `total`. `reason`: why it failed or is incomplete."""
+
+    id: str
+    board: str
+    name: str
+    kind: Kind
+    owner: str | None
+    visibility: Visibility
+    state: State
+    reason: str
+    episodes: int
+    total: int
+    description: dict[str, str]
+    created: datetime
+    queued: datetime | None
+    started: datetime | None
+    finished: datetime | None
+
+    @property
+    def done(self) -> bool:
+        """Nothing more happens to it by itself."""
+        return self.state in FINAL
+
+
+class Result(Answer):
+    """What a submission came to in one environment; `statistics` is null where `unavailable` says why."""
+
+    environment: str
+    statistics: Statistics | None
+    unavailable: str
+    computed: datetime
+
+
+class Row(Answer):
+    """A submission with its results."""
+
+    submission: Submission
+    results: tuple[Result, ...]
+
+
+class EpisodeLine(Answer):
+    """An episode in a list. `id` is what it is read by."""
+
+    id: int
+    environment: str
+    draw: int
+    attempt: int
+    showcase: bool
+    outcome: str
+    success: bool | None
+    total_reward: float
+    turns: int
+    tokens: int | None
+    end_reason: str
+    finished: datetime
+
+
+class EpisodeList(Answer):
+    """Some of a submission's episodes, from `offset` on; `total`: how many there are of those asked for."""
+
+    total: int
+    offset: int
+    episodes: tuple[EpisodeLine, ...]
+
+
+class Episode(Answer):
+    """An episode with its seeds, actions and digest, and all that was read and written in it."""
+
+    line: EpisodeLine
+    record: EpisodeRecord
+    trajectory: Trajectory

@@ -1,0 +1,68 @@
+"""How a refusal reads: a status and `{"detail": "a sentence"}`, whatever went wrong, with nothing of what was sent."""
+
+import logging
+import secrets
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Final, cast
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from turngym_leaderboard.intake import Refused
+from turngym_leaderboard.store import LimitReached, NotFound, StoreError
+
+log: Final = logging.getLogger(__name__)
+_STATUS: Final[Mapping[type[StoreError], HTTPStatus]] = {
+    NotFound: HTTPStatus.NOT_FOUND,
+    LimitReached: HTTPStatus.FORBIDDEN,
+}
+"""Of the store's refusals; the others are about states, which are conflicts."""
+
+
+def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> HTTPException:
+    """A refusal, to be raised."""
+    return HTTPException(status, detail, dict(headers or {}))
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Has every refusal of the store, the intake and the framework told in one form."""
+
+    @app.exception_handler(StarletteHTTPException)
+    def http(request: Request, error: StarletteHTTPException) -> Response:
+        return _told(error.status_code, str(error.detail), error.headers)
+
+    @app.exception_handler(StoreError)
+    def store(request: Request, error: StoreError) -> Response:
+        return _told(_STATUS.get(type(error), HTTPStatus.CONFLICT), str(error))
+
+    @app.exception_handler(Refused)
+    def refused(request: Request, error: Refused) -> Response:
+        return _told(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    def malformed(request: Request, error: RequestValidationError) -> Response:
+        return _told(HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(map(_fault, error.errors()[:5])))
+
+    @app.exception_handler(Exception)
+    def failed(request: Request, error: Exception) -> Response:
+        # The framework's own log of it follows; the number finds it.
+        number = secrets.token_hex(4)
+        log.error("failure %s in %s %s", number, request.method, request.url.path)
+        return _told(
+            HTTPStatus.INTERNAL_SERVER_ERROR, f"the service failed; its operator finds it as {number} in the log"
+        )
+
+    _ = (http, store, refused, malformed, failed)
+
+
+def _fault(fault: Mapping[str, object]) -> str:
+    """One fault of a request, without the value, which may be a secret."""
+    where = cast("tuple[object, ...]", fault.get("loc", ()))
+    return f"{'.'.join(map(str, where))}: {fault.get('msg')}"
+
+
+def _told(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse({"detail": detail}, status, dict(headers or {}))
