@@ -87,6 +87,9 @@ def kill_once(store: Store, board: Board, address: str, chance: np.random.Genera
     before = committed(store, board)
     running, began = worker(store.data, address), time.monotonic()
     while not while_starting and committed(store, board) == before:
+        if not work.unfinished(store, PLAYED):
+            os.killpg(running.pid, signal.SIGKILL)
+            raise RuntimeError("everything was played before the last kill; give more --instances")
         if running.poll() is not None:
             raise RuntimeError(f"the worker ended with exit code {running.returncode}; see {store.data}/worker.log")
         time.sleep(0.05)
