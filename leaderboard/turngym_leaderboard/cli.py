@@ -25,7 +25,7 @@ from turngym_leaderboard.agents import Agent
 from turngym_leaderboard.agents.chat_completions import EndpointSettings
 from turngym_leaderboard.agents.endpoint import EndpointAgent
 from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
-from turngym_leaderboard.board_commands import board, worker_command
+from turngym_leaderboard.board_commands import Data, Database, board, worker_command
 from turngym_leaderboard.console import connected, one_line_errors, progress_bar, tell
 from turngym_leaderboard.evaluation import CannotEvaluate, evaluate
 from turngym_leaderboard.protocol import REFERENCE, Decoding, Protocol
@@ -300,9 +300,11 @@ def play_command(
 
 @app.command("export")
 def export_command(
-    data: Annotated[Path, typer.Argument(help="The boards' folder.")],
-    folder: Annotated[Path, typer.Argument(help="Where the site is written; an earlier export there is replaced.")],
-    database: Annotated[str, typer.Option(help="PostgreSQL's URL; empty: SQLite in the boards' folder.")] = "",
+    data: Data,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where the site is written; an earlier export there is replaced.")
+    ],
+    database: Database = "",
 ) -> None:
     """Writes the public pages of all boards as files: a site that can be put anywhere, or opened from the folder."""
     with one_line_errors():

@@ -223,7 +223,7 @@ class BoardSource:
         results = self._results(board)
         told = results.get(first.id, {}), results.get(second.id, {})
         both_played = first.state in WITH_RESULTS and second.state in WITH_RESULTS
-        outcomes = episodes.outcomes(self._store, board) if both_played else {}
+        outcomes = episodes.outcomes(self._store, board, {first.id, second.id}) if both_played else {}
         return ComparisonView(
             board=board.slug,
             board_title=board.definition.title,

@@ -90,14 +90,21 @@ def records(store: Store, submission: Submission, environment_id: int) -> list[E
         return [EpisodeRecord.model_validate_json(text) for text in texts]
 
 
-def outcomes(store: Store, board: Board) -> dict[int, dict[str, Outcomes]]:
-    """Of a board's submissions, by their number and the environment's label: success on the scored instances."""
+def outcomes(store: Store, board: Board, only: Collection[int] | None = None) -> dict[int, dict[str, Outcomes]]:
+    """Of a board's submissions, by their number and the environment's label: success on the scored instances.
+
+    Args:
+        only: numbers of the submissions; None: all.
+    """
+    where = [EnvironmentRow.board_id == board.id, EpisodeRow.showcase.is_(False)]
+    if only is not None:
+        where.append(EpisodeRow.submission_id.in_(only))
     found: defaultdict[int, dict[str, Outcomes]] = defaultdict(dict)
     with store.reading() as session:
         rows = session.execute(
             select(EpisodeRow.submission_id, EnvironmentRow.label, EpisodeRow.draw, EpisodeRow.success)
             .join(EnvironmentRow, _of_environment())
-            .where(EnvironmentRow.board_id == board.id, EpisodeRow.showcase.is_(False))
+            .where(*where)
             .order_by(EpisodeRow.submission_id, EnvironmentRow.position, EpisodeRow.draw, EpisodeRow.attempt)
         )
         for submission_id, label, draw, success in rows:
