@@ -125,10 +125,25 @@ def test_three_gradient_spikes_within_fifty_updates():
     assert Run().goes(9).goes(3, **{"update/gradient_norm": 100.0}).told() == []  # No median yet.
 
 
+def test_gradients_that_are_no_larger_than_at_the_start_are_no_spikes():
+    # What a policy has that is nearly sure of everything; its rare gradients are many times their median.
+    for norm, alarms in ((0.9, 0), (1.1, 1)):
+        run = Run().goes(10).goes(40, **{"update/gradient_norm": 0.001})
+        for _ in range(3):
+            run.goes(1, **{"update/gradient_norm": norm}).goes(4, **{"update/gradient_norm": 0.001})
+        assert [kind for kind, _, _ in run.told()] == [Kind.GRADIENT] * alarms
+
+
 def test_format_that_falls_by_thirty_points():
     run = Run().goes(5).goes(3, **{"average/train/valid_format": 0.66})
     assert run.told() == []
-    assert run.goes(1, **{"average/train/valid_format": 0.64}).told() == [(Kind.FORMAT, 9, 1)]
+    assert run.goes(1, **{"average/train/valid_format": 0.64}).told() == [(Kind.FORMAT, 9, 5)]
+
+
+def test_a_fall_of_format_began_when_its_average_was_last_near_the_best():
+    run = Run().goes(3, **{"average/train/valid_format": 0.99}).goes(20, **{"average/train/valid_format": 0.98})
+    run.goes(2, **{"average/train/valid_format": 0.96}).goes(1, **{"average/train/valid_format": 0.69})
+    assert run.told() == [(Kind.FORMAT, 26, 23)]
 
 
 def test_success_under_half_of_the_best_for_three_validations():

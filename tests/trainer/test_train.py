@@ -39,6 +39,8 @@ def test_a_run_writes_what_it_promises(undisturbed, novice):
     first, last = metrics[0], metrics[-1]
     assert first["update/actor_steps"] == 0  # The first iteration trains the critic only.
     assert first["update/critic_steps"] > 0
+    assert "average/update/entropy" not in first
+    assert metrics[1]["average/update/entropy"] == metrics[1]["update/entropy"]
     assert last["update/actor_steps"] >= 1
     assert last["update/kept_episodes"] == 4  # One group of three: ⌈0.25 · 3⌉.
     assert last["train/episodes"] == 12

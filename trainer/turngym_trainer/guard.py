@@ -6,6 +6,9 @@ alarm is for the caller to decide. Source: RAGEN's echo trap (arXiv 2504.20073, 
 its task loses spread and entropy too, so those two alarms also ask for a fall of the return, and are off once it is
 solved.
 
+A policy that is nearly sure of everything has gradients of nearly nothing, and many times that is still little: only
+what is over the norms of the start, too, is a spike.
+
 Spread, entropy, return and format are moving averages (`signals.smooth`); gradient norms and validations are not.
 Entropy and gradients are looked at after updates only. Spread and format are at every iteration: where all groups fare
 alike there may be no update any more, and that is when it matters.
@@ -34,6 +37,8 @@ GRADIENT_LEAST: Final = 10
 """Updates before a median means anything."""
 GRADIENT_SPIKES: Final = 3
 FORMAT_FALL: Final = 0.30
+FORMAT_NEAR: Final = 0.02
+"""How far under its best the average of format may be where nothing is wrong yet."""
 SUCCESS_SHARE: Final = 0.5
 SUCCESS_VALIDATIONS: Final = 3
 REFUSED: Final = 5
@@ -73,8 +78,8 @@ class Watch:
     """What the guard has seen so far; all of it is plain data.
 
     Attributes:
-        spreads, entropies: the first ones, until there are enough for a baseline.
-        best_return, best_format: greatest moving averages. best_format_at: iteration of the latter.
+        spreads, entropies, norms: the first ones (norms: of gradients), until there are enough for a baseline.
+        best_return, best_format: greatest moving averages. best_format_at: last iteration near the latter.
         gradients: norms of the last updates.
         spikes: iterations of those among them that were spikes.
         breaches: by kind, iterations of the row of breaches that goes on.
@@ -94,6 +99,7 @@ class Watch:
     best_success: float = 0.0
     solved: bool = False
     given: tuple[str, ...] = ()
+    norms: tuple[float, ...] = ()
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, object]) -> "Watch":
@@ -107,6 +113,7 @@ class Watch:
             spikes=tuple(watch.spikes),
             breaches={kind: tuple(row) for kind, row in watch.breaches.items()},
             given=tuple(watch.given),
+            norms=tuple(watch.norms),
         )
 
 
@@ -178,8 +185,10 @@ def _played(seen: Watch, metrics: Metrics, iteration: int) -> Watch:
         seen = replace(seen, spreads=(*seen.spreads, float(spread)))
     if reward is not None and (seen.best_return is None or reward > seen.best_return):
         seen = replace(seen, best_return=float(reward))
-    if valid is not None and (seen.best_format is None or valid > seen.best_format):
-        seen = replace(seen, best_format=float(valid), best_format_at=iteration)
+    if valid is not None:
+        best = valid if seen.best_format is None else max(valid, seen.best_format)
+        near = iteration if valid >= best - FORMAT_NEAR else seen.best_format_at
+        seen = replace(seen, best_format=float(best), best_format_at=near)
     return seen
 
 
@@ -190,7 +199,10 @@ def _updated(seen: Watch, metrics: Metrics, iteration: int) -> Watch:
     if norm is None:
         return seen
     spikes = seen.spikes
-    if len(seen.gradients) >= GRADIENT_LEAST and norm > GRADIENT_TIMES * statistics.median(seen.gradients):
+    if len(seen.norms) < BASELINE:
+        seen = replace(seen, norms=(*seen.norms, float(norm)))
+    usual = statistics.fmean(seen.norms)
+    if len(seen.gradients) >= GRADIENT_LEAST and norm > max(usual, GRADIENT_TIMES * statistics.median(seen.gradients)):
         spikes = (*spikes, iteration)
     else:
         # Spikes stay out of the norms that others are compared with.
@@ -248,7 +260,7 @@ def _format(seen: Watch, metrics: Metrics) -> _Breach | None:
     if now is None or seen.best_format is None or now > seen.best_format - FORMAT_FALL:
         return None
     told = f"{now:.0%} of the turns can be parsed, at best it were {seen.best_format:.0%}"
-    # A moving average falls slowly: what it tells of may have begun with the update after its best.
+    # A moving average falls slowly: what it tells of may have begun with the last update that it was near its best.
     return _Breach(Kind.FORMAT, 1, told, since=seen.best_format_at)
 
 

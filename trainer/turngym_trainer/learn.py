@@ -17,7 +17,7 @@ from turngym_trainer.metrics import Number
 from turngym_trainer.reward import lay_on_rows
 from turngym_trainer.seeds import Place
 from turngym_trainer.signals import explained_variance, token_signals
-from turngym_trainer.update import Learner, Lesson
+from turngym_trainer.update import OF_ACTOR, Learner, Lesson
 
 
 def learn(learner: Learner, graded: Graded, config: Config, place: Place) -> dict[str, Number]:
@@ -85,6 +85,7 @@ def learn(learner: Learner, graded: Graded, config: Config, place: Place) -> dic
 
     teaches = not estimator.compares_members or bool(advantages.any())
     warming = estimator.needs_critic and place.iteration <= config.critic.warmup_iterations
+    taught = np.flatnonzero(kept & teaches & (not warming))
     report = learner.update(
         Lesson(
             batch=batch,
@@ -95,11 +96,12 @@ def learn(learner: Learner, graded: Graded, config: Config, place: Place) -> dic
             sampler_logprobs=batch.logprobs if config.update.old_logprobs == "recomputed" else None,
             reference_logprobs=reference if config.kl.place == "loss" else None,
         ),
-        actor_episodes=np.flatnonzero(kept & teaches & (not warming)),
+        actor_episodes=taught,
         critic_episodes=np.arange(len(chosen)) if learner.critic is not None else np.arange(0),
         place=place,
     )
-    return {**metrics, **_report_metrics(asdict(report), optimiser_steps=report.optimiser_steps)}
+    measured = {name: value for name, value in asdict(report).items() if len(taught) or name not in OF_ACTOR}
+    return {**metrics, **_report_metrics(measured, optimiser_steps=report.optimiser_steps)}
 
 
 def _report_metrics(report: Mapping[str, Number], *, optimiser_steps: int) -> dict[str, Number]:

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 import numpy as np
 import torch
@@ -59,6 +59,21 @@ class Lesson:
     targets: NDArray[np.float64] | None = None
     sampler_logprobs: NDArray[np.float32] | None = None
     reference_logprobs: NDArray[np.float32] | None = None
+
+
+OF_ACTOR: Final = (
+    "policy_loss",
+    "entropy",
+    "gradient_norm",
+    "gradient_norm_max",
+    "clip_high",
+    "clip_low",
+    "clip_dual",
+    "ratio_max",
+    "old_kl",
+    "reference_kl",
+)
+"""What an update says of the actor; where it trained the critic alone, nothing of this was measured."""
 
 
 @dataclass(slots=True)
