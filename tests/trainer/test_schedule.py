@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from turngym_trainer.config import HorizonConfig, UpdateConfig
-from turngym_trainer.schedule import Phase, after_validation, phase_at, rate_share, turns_at
+from turngym_trainer.config import HorizonConfig, UpdateConfig, WarmStartConfig
+from turngym_trainer.schedule import Phase, after_validation, phase_at, rate_share, turns_at, warm_start_rate
 
 THREE = HorizonConfig(turns=(10, 20, 30), iterations=4)
 
@@ -52,3 +52,14 @@ def test_a_phase_ends_when_validation_has_stopped_rising():
 def test_rates(settings, shares):
     config = UpdateConfig(**settings)
     assert [rate_share(config, iteration, 4) for iteration in (1, 2, 3, 4)] == pytest.approx(shares)
+
+
+def test_rates_of_a_warm_start():
+    falling = WarmStartConfig(learning_rate=0.1, schedule="linear", max_steps=100)
+    steps = (1, 25, 50, 51, 100)
+    rising = [0.02, 0.5, 1, 1, 1]
+    assert [warm_start_rate(falling, step) for step in steps] == pytest.approx(
+        [0.1 * share * left for share, left in zip(rising, [1, 0.76, 0.51, 0.5, 0.01], strict=True)]
+    )
+    steady = falling.model_copy(update={"schedule": "constant"})
+    assert [warm_start_rate(steady, step) for step in steps] == pytest.approx([0.1 * share for share in rising])

@@ -16,6 +16,9 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Charge = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
 
 
+Schedule = Literal["constant", "linear", "cosine"]
+
+
 class Section(BaseModel):
     """Base of the tree's nodes: frozen; an unknown key is an error; a string is no number."""
 
@@ -180,9 +183,7 @@ class KlConfig(Section):
 
 class UpdateConfig(Section):
     learning_rate: Rate = Field(default=1e-4, description="The actor's. Pretrained models: 1e-6.")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="linear, cosine: as if to 0 after the last iteration."
-    )
+    schedule: Schedule = Field(default="constant", description="linear, cosine: as if to 0 after the last iteration.")
     warmup_iterations: NotNegative = Field(default=0, description="First iterations, over which the rates rise.")
     weight_decay: Weight = Field(default=0.0, description="AdamW's, actor and critic.")
     epochs: Positive = Field(default=1, description="Passes over the same batch.")
@@ -258,6 +259,7 @@ class WarmStartConfig(Section):
     )
     explain: bool = Field(default=True, description="Put the explanation, or kept reasoning, between the think tags.")
     learning_rate: Rate = Field(default=2e-3, description="Of AdamW. Pretrained models: 1e-5.")
+    schedule: Schedule = Field(default="constant", description="linear, cosine: as if to 0 after max_steps.")
     batch_rows: Positive = Field(default=64, description="Rows of one optimiser step.")
     max_steps: Positive = Field(default=2_000, description="Optimiser steps at most.")
     target_success: Share = Field(default=0.45, description="Stops once sampled success reaches this.")

@@ -8,8 +8,12 @@ and of plain data that checkpoints hold, so that a resumed run has the phases of
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import Final
 
-from turngym_trainer.config import HorizonConfig, UpdateConfig
+from turngym_trainer.config import HorizonConfig, Schedule, UpdateConfig, WarmStartConfig
+
+_RAMP_STEPS: Final = 50
+"""Optimiser steps over which a warm start's learning rate rises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,17 @@ def rate_share(config: UpdateConfig, iteration: int, iterations: int) -> float:
     if iteration <= config.warmup_iterations:
         return iteration / config.warmup_iterations
     done = (iteration - 1 - config.warmup_iterations) / (iterations - config.warmup_iterations)
-    match config.schedule:
+    return _left(config.schedule, done)
+
+
+def warm_start_rate(config: WarmStartConfig, step: int) -> float:
+    """Learning rate of a warm start's optimiser step (from 1): it rises over the first 50 while `schedule` goes on."""
+    return config.learning_rate * min(1.0, step / _RAMP_STEPS) * _left(config.schedule, (step - 1) / config.max_steps)
+
+
+def _left(schedule: Schedule, done: float) -> float:
+    """Share of a learning rate that is left once this share of the time is over."""
+    match schedule:
         case "constant":
             return 1.0
         case "linear":

@@ -32,6 +32,7 @@ from turngym_trainer.masters import MasterWeights
 from turngym_trainer.mixture import demonstrated, environments
 from turngym_trainer.policy import Policy, load_policy
 from turngym_trainer.recompute import recompute_layers
+from turngym_trainer.schedule import warm_start_rate
 from turngym_trainer.settings import config_tree
 from turngym_trainer.start import connected, served_environment, take_folder
 from turngym_trainer.trajectory import Row
@@ -42,8 +43,6 @@ _PURPOSE: Final = "warm-start"
 _EPISODES_AT_ONCE: Final = 256
 _ASTRAY_ACTIONS: Final = 3
 """A detour or slip is 1 to so many actions."""
-_RAMP_STEPS: Final = 50
-"""Optimiser steps over which the learning rate rises."""
 
 
 class WarmStartError(RuntimeError):
@@ -318,7 +317,7 @@ class _Trainer:
         settings = self._config.warm_start
         self.step += 1
         for group in self._optimiser.param_groups:
-            group["lr"] = settings.learning_rate * min(1.0, self.step / _RAMP_STEPS)
+            group["lr"] = warm_start_rate(settings, self.step)
         chosen = self._next(settings.batch_rows, len(lessons.rows))
         tokens = int((lessons.row_offsets[chosen + 1] - lessons.row_offsets[chosen]).sum())
         total = 0.0
