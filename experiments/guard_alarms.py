@@ -28,8 +28,8 @@ from turngym_trainer.process import FinishedTurn
 
 SEEDS: Final[Mapping[str, int]] = {"rate": 7, "no clip": 7, "reward": 5}
 """Of each cause: where not all collapse, or some before the first validation, more of them are needed."""
-ROLLED_BACK: Final = 1
-"""Seeds of each cause that are trained with rollbacks too."""
+ROLLED_BACK: Final[Mapping[str, int]] = {"rate": 1, "no clip": 1, "reward": 0}
+"""Seeds of each cause that are trained with rollbacks too: a wrong reward is as wrong after going back."""
 WITHIN: Final = 15
 """Updates from the onset of a collapse to its alarm."""
 FLOOR: Final = 0.5
@@ -90,7 +90,7 @@ def plan() -> list[Training]:
 def _broken(action: str) -> Iterator[Training]:
     for seed in range(max(SEEDS.values())):
         for cause, settings in CAUSES.items():
-            if seed >= (SEEDS[cause] if action == "warn" else ROLLED_BACK):
+            if seed >= (SEEDS if action == "warn" else ROLLED_BACK)[cause]:
                 continue
             own = (*BANDIT, *SIZES, *settings, "kl.coefficient=0.0", f"run.seed={seed}", "run.iterations=50")
             # By four, not two: these rates are up to sixty times too high.
