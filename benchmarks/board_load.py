@@ -40,7 +40,6 @@ import numpy as np
 from turngym_client import Limits
 from turngym_leaderboard.boards import BoardDefinition
 from turngym_leaderboard.client import BoardClient
-from turngym_leaderboard.examining import submission_folder
 from turngym_leaderboard.lifecycle import Kind, Role, State, Visibility
 from turngym_leaderboard.protocol import Instance, Selection
 from turngym_leaderboard.record import EpisodeRecord, Trajectory, TurnRecord
@@ -270,7 +269,7 @@ def lost_files(store: Store, public_id: str) -> int:
     """Files of a submission that do not lie there as they were announced."""
     lost = 0
     for file in submissions.files(store, public_id):
-        there = (submission_folder(store.data, public_id) / file.name).read_bytes()
+        there = (store.folder(public_id) / file.name).read_bytes()
         lost += (file.received, hashlib.sha256(there).hexdigest()) != (file.size, file.sha256)
     return lost
 

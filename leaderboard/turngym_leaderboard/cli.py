@@ -30,6 +30,7 @@ from turngym_leaderboard.console import connected, one_line_errors, progress_bar
 from turngym_leaderboard.evaluation import CannotEvaluate, evaluate
 from turngym_leaderboard.protocol import REFERENCE, Decoding, Protocol
 from turngym_leaderboard.record import RecordError
+from turngym_leaderboard.service_commands import serve_command, show_submission, status_command, submit_command, token
 from turngym_leaderboard.verify import (
     SAMPLED,
     Sample,
@@ -47,6 +48,10 @@ app = typer.Typer(
 )
 app.add_typer(board, name="board")
 app.command("worker")(worker_command)
+app.command("serve")(serve_command)
+app.command("submit")(submit_command)
+app.command("status")(status_command)
+app.add_typer(token, name="token")
 SETTINGS: Final = "; ".join(
     f"{key}{'' if field.is_required() or field.default in ('', None) else f'={field.default}'}: "
     + (field.description or "").rstrip(".")
@@ -141,9 +146,15 @@ def evaluate_command(
 
 @app.command("show")
 def show_command(
-    folder: Annotated[Path, typer.Argument(help="A record, or a folder of records.")] = OUT,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER|ID", help="A record, or a folder of records; with --board a submission.")
+    ] = OUT,
+    board: Annotated[str, typer.Option(help="Address of the board that the submission ID is on.")] = "",
 ) -> None:
-    """Prints the records kept, oldest first."""
+    """Prints the records kept, oldest first, or where a submission to a board stands."""
+    if board:
+        show_submission(str(folder), board)
+        return
     console = Console()
     with one_line_errors():
         found = records.find(folder)

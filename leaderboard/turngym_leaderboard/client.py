@@ -129,6 +129,10 @@ class BoardClient:
         """Where a submission stands."""
         return _one(Submission, self._call("GET", f"/submissions/{id}"))
 
+    def page(self, submission: Submission) -> str:
+        """Address of a submission's page, which a browser shows once the submission is public."""
+        return f"{self._url}/boards/{submission.board}/submissions/{submission.id}"
+
     def results(self, id: str) -> list[Result]:
         """What a submission came to, by environment."""
         return _many(Result, self._call("GET", f"/submissions/{id}/results"))

@@ -26,14 +26,9 @@ _LOCK: Final = "examining.lock"
 _log: Final = logging.getLogger(__name__)
 
 
-def submission_folder(data: Path, public_id: str) -> Path:
-    """Where the files of a submission lie."""
-    return data / "submissions" / public_id
-
-
 def discard(store: Store, public_id: str) -> None:
     """Removes the files of a submission that will not be played."""
-    shutil.rmtree(submission_folder(store.data, public_id), ignore_errors=True)
+    shutil.rmtree(store.folder(public_id), ignore_errors=True)
 
 
 def examine_next(store: Store, limits: IntakeLimits | None = None, *, device: str = "cpu") -> Submission | None:
@@ -64,7 +59,7 @@ def examine_next(store: Store, limits: IntakeLimits | None = None, *, device: st
 def _examine(store: Store, submission: Submission, limits: IntakeLimits, device: str) -> Submission:
     if submission.state is State.UPLOADED:
         try:
-            accepted = examine(submission_folder(store.data, submission.public_id), limits, device=device)
+            accepted = examine(store.folder(submission.public_id), limits, device=device)
         except Refused as refusal:
             return _fail(store, submission, str(refusal))
         submissions.describe(store, submission.public_id, _facts(accepted))

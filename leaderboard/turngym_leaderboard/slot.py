@@ -1,4 +1,5 @@
-"""A worker's slot: claims one submission after the other, holds it by a lease, plays and scores it.
+"""A worker's slot: claims one submission after the other, holds it by a lease, plays and scores it. Between them it
+examines what has arrived.
 
 Knows nothing of the process that it is, or of other slots but through the database.
 """
@@ -23,6 +24,7 @@ from turngym_client import Client
 from turngym_leaderboard import scoring
 from turngym_leaderboard.agents import Agent, AgentUnavailable
 from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
+from turngym_leaderboard.examining import examine_next
 from turngym_leaderboard.playing import CannotPlay, ServersGone, check_board, play_submission
 from turngym_leaderboard.protocol import Seal
 from turngym_leaderboard.store import LeaseLost, Store, boards, work
@@ -89,6 +91,8 @@ class Slot:
             lease = work.claim(self._store, self._holder, PLAYED, without=self.unplayable, now=now, until=until)
             if lease is not None:
                 self._play(lease)
+            elif examine_next(self._store, device=self._config.device) is not None:
+                continue
             elif self._config.until_idle and not work.unfinished(self._store, PLAYED, without=self.unplayable):
                 return
             else:

@@ -9,7 +9,7 @@ import pytest
 from small_boards import SECRET, deal, definition
 
 from turngym_leaderboard import examining
-from turngym_leaderboard.examining import examine_next, submission_folder
+from turngym_leaderboard.examining import examine_next
 from turngym_leaderboard.intake import names
 from turngym_leaderboard.lifecycle import Kind, State
 from turngym_leaderboard.store import boards, open_store, owners, submissions
@@ -48,7 +48,7 @@ def arrived(store, board, owner, source, *, missing=0):
         received = size - (missing if path.name == names.WEIGHTS else 0)
         files.append(SubmissionFile(name=path.name, size=size, sha256=sha256, received=received))
     submission = submissions.create(store, board, owner, name="mine", kind=Kind.CHECKPOINT, files=files)
-    shutil.copytree(source, submission_folder(store.data, submission.public_id))
+    shutil.copytree(source, store.folder(submission.public_id))
     return submission
 
 
@@ -63,7 +63,7 @@ def test_what_is_sound_is_queued_with_what_was_found(store, board, ann, sound):
         "vocabulary": "995",
         "bytes": "",
     }
-    assert submission_folder(store.data, submission.public_id).is_dir()
+    assert store.folder(submission.public_id).is_dir()
     assert examine_next(store) is None
     # Another one that had been begun in time has no place left.
     first = submissions.find(store, submission.public_id)
@@ -78,7 +78,7 @@ def test_what_is_hostile_has_failed_with_the_reason_and_is_gone(store, board, an
     failed = examine_next(store)
     assert (failed.state, failed.reason[:35]) == (State.FAILED, "config.json: 'auto_map' is set, but")
     assert failed.queued is None
-    assert not submission_folder(store.data, submission.public_id).exists()
+    assert not store.folder(submission.public_id).exists()
 
 
 def test_what_has_not_arrived_waits_and_is_given_up_after_its_time(store, board, ann, sound, monkeypatch):
@@ -89,7 +89,7 @@ def test_what_has_not_arrived_waits_and_is_given_up_after_its_time(store, board,
     assert examine_next(store) is None
     failed = submissions.find(store, submission.public_id)
     assert (failed.state, failed.reason) == (State.FAILED, "its files did not arrive in 0 days; submit it again")
-    assert not submission_folder(store.data, submission.public_id).exists()
+    assert not store.folder(submission.public_id).exists()
 
 
 def test_one_examines_at_a_time(store, board, ann, sound):

@@ -206,6 +206,9 @@ def test_a_submission_goes_from_upload_to_queue(store, board, ann):
             submissions.set_state(store, created.public_id, given)
     failed = submissions.set_state(store, created.public_id, State.FAILED, reason="NaN\0 in \ud800")
     assert (failed.state, failed.reason) == ("failed", "NaN\ufffd in ?")
+    # Else `retry` would lead past the examination.
+    with pytest.raises(WrongState, match=r"was never found sound: .*; submit it anew"):
+        submissions.set_state(store, created.public_id, State.QUEUED)
     public = submissions.set_visibility(store, created.public_id, Visibility.PUBLIC)
     assert public.visibility == "public"
 

@@ -25,12 +25,10 @@ class IntakeLimits:
     Attributes:
         max_bytes: of all files together.
         max_parameters: of the model.
-        max_response_tokens: that it may write in a turn.
     """
 
     max_bytes: int = 16 * GIBIBYTE
     max_parameters: int = 8_000_000_000
-    max_response_tokens: int = 4096
 
 
 class Accepted(BaseModel):

@@ -22,6 +22,8 @@ from turngym_leaderboard.protocol import Decoding
 
 _TOLD: Final = 4
 """Names of tensors that a refusal lists."""
+_TRIAL_TOKENS: Final = 16
+"""That the agent may write: whether it can is known by then."""
 _Mismatches = set[tuple[str, tuple[int, ...], tuple[int, ...]]]
 """Name, shape in the files, shape in the model."""
 _TRIAL_SEAT: Final = Seat("trial", "Answer Up or Down.", "||", 5, seed=0)
@@ -58,19 +60,13 @@ def try_out(folder: Path, accepted: Accepted, limits: IntakeLimits, device: str)
     try:
         _check_architecture(folder, accepted, limits)
         _check_weights(folder)
-        agent = CheckpointAgent(folder, name="trial", device=device)
+        agent = CheckpointAgent(folder, name="trial", device=device, most_tokens=_TRIAL_TOKENS)
     except Refused:
         raise
     except AgentUnavailable as error:
         raise Refused(str(error)) from error
     except Exception as error:  # transformers raises whatever its classes meet in settings that they did not expect.
         raise Refused(f"transformers cannot load the checkpoint: {_one_line(error)}") from error
-    tokens = int(agent.description["max_response_tokens"])
-    if tokens > limits.max_response_tokens:
-        raise Refused(
-            f"rollout.max_response_tokens of the run was {tokens}; this board lets an agent write at most "
-            f"{limits.max_response_tokens} tokens a turn"
-        )
     try:
         agent.start([_TRIAL_SEAT], Decoding(greedy=True))
         agent.act([View(seat=0, turn=0, transition=_TRIAL_STATE)])

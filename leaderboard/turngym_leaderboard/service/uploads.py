@@ -20,7 +20,6 @@ import anyio
 from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from turngym_leaderboard.examining import submission_folder
 from turngym_leaderboard.service.problems import problem
 from turngym_leaderboard.store import NotFound, Store, submissions
 from turngym_leaderboard.store.values import State, Submission, SubmissionFile
@@ -56,7 +55,7 @@ async def receive_part(
         WrongState: the submission takes no more files.
     """
     await run_in_threadpool(_file, store, submission, name)
-    path = submission_folder(store.data, submission.public_id) / name
+    path = store.folder(submission.public_id) / name
     with _alone(path) as stream:
         file = await run_in_threadpool(_file, store, submission, name)
         if offset != file.received:

@@ -178,6 +178,8 @@ def set_state(store: Store, public_id: str, state: State, *, reason: str = "") -
             board = _board(session, row.board_id)
             if board.closed is not None:
                 raise WrongState(f"the season of {board.slug} is over; nothing more is played in it")
+            if row.state is State.FAILED and row.queued is None:
+                raise WrongState(f"submission {public_id} was never found sound: {row.reason}; submit it anew")
             if row.queued is None and row.owner_id is not None:
                 _check_number(session, board, row.owner_id)
             row.queued, row.finished, row.idle_claims = row.queued or now, None, 0
