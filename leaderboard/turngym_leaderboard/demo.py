@@ -1,4 +1,4 @@
-"""The whole path on one machine: serve, train, score. `make demo` runs it.
+"""The whole path on one machine: serve, train, score, submit. `make demo` runs it.
 
 Every part is a command of its own, printed as a user would type it, so nothing of the trainer or the server is imported
 here. The server listens on a free port of the loopback interface and is stopped whatever happens.
@@ -13,16 +13,28 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TextIO
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from turngym_leaderboard.local_server import ServerFailed, local_server
+from turngym_leaderboard.local_server import ServerFailed, local_process, local_server
 
 SETTINGS: Final = Path(__file__).with_name("demo.toml")
 """The trainer's settings, for both the warm start and the training that follows."""
+
+BOARD: Final = """\
+name = "demo"
+title = "Sokoban on this machine"
+season = "local"
+sealed = false
+
+[[environments]]
+id = "sokoban"
+instances = {instances}
+"""
+"""Defines the board that the trained checkpoint is submitted to; nothing on it has to be kept from anybody."""
 
 
 class DemoFailed(Exception):
@@ -36,14 +48,15 @@ def demo(
         list[str] | None, typer.Option("--set", help="section.key=value for the trainer, over the demo's settings.")
     ] = None,
 ) -> None:
-    """Serves Sokoban, warm-starts a tiny policy, improves it by StarPO-S, and scores before and after."""
+    """Serves Sokoban, warm-starts a tiny policy, improves it by StarPO-S, scores before and after, and submits it."""
     console = Console()
     began = time.monotonic()
     home = folder or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S", time.gmtime())
     try:
         home.mkdir(parents=True)
         with _server(home / "server.log", console) as address:
-            _train_and_score(home, address, instances, set_ or [], console)
+            checkpoint = _train_and_score(home, address, instances, set_ or [], console)
+            page = _submit(home, address, checkpoint, max(instances, 2), console)
     except FileExistsError:
         _fail(console, f"{home} exists already; name another --folder")
     except (DemoFailed, ServerFailed) as error:
@@ -54,9 +67,14 @@ def demo(
     console.print(f"  {home / 'warm-start'}  the policy before RL, in Hugging Face's layout", soft_wrap=True)
     console.print(f"  {home / 'rl'}  the run: settings, metrics.jsonl, trajectories.jsonl, checkpoints", soft_wrap=True)
     console.print(f"  {home / 'leaderboard'}  the evaluation's record and trajectories", soft_wrap=True)
+    console.print(f"  {home / 'board'}  the board, which `leaderboard serve` shows and plays on", soft_wrap=True)
+    console.print(
+        f"On its board, between random and oracle: {page.resolve().as_uri()}", soft_wrap=True, highlight=False
+    )
 
 
-def _train_and_score(home: Path, address: str, instances: int, settings: Sequence[str], console: Console) -> None:
+def _train_and_score(home: Path, address: str, instances: int, settings: Sequence[str], console: Console) -> Path:
+    """Gives the checkpoint that came of it."""
     common = ["--config", str(SETTINGS), *(part for setting in settings for part in ("--set", setting))]
     common += ["--set", f'run.server=["{address}"]']
     before, run = home / "warm-start", home / "rl"
@@ -64,10 +82,29 @@ def _train_and_score(home: Path, address: str, instances: int, settings: Sequenc
     _run("warm start from the oracle's play", "trainer", warm_start, console)
     train = ["train", *common, "--set", f'run.folder="{run}"', "--set", f'policy.model="{before}"']
     _run("StarPO-S against the server", "trainer", train, console)
-    agents = ["--agent", f"warm start=checkpoint:{before}", "--agent", f"after RL=checkpoint:{_last_checkpoint(run)}"]
+    checkpoint = _last_checkpoint(run)
+    agents = ["--agent", f"warm start=checkpoint:{before}", "--agent", f"after RL=checkpoint:{checkpoint}"]
     evaluate = ["evaluate", *agents, "--env", "sokoban", "--server", address, "--instances", str(instances)]
     out = ["--also-greedy", "--out", str(home / "leaderboard")]
     _run("evaluation on held-out levels", "leaderboard", [*evaluate, *out], console)
+    return checkpoint
+
+
+def _submit(home: Path, address: str, checkpoint: Path, instances: int, console: Console) -> Path:
+    """Submits a checkpoint to a board of its own, and writes the board's pages; gives the one that shows it."""
+    data, definition, token, site = home / "board", home / "board.toml", home / "board.token", home / "site"
+    definition.write_text(BOARD.format(instances=instances), encoding="utf-8")
+    _run("a board", "leaderboard", ["board", "new", str(data), str(definition), "--server", address], console)
+    token.touch(mode=0o600)
+    with token.open("w", encoding="utf-8") as file:
+        _run("a token for it", "leaderboard", ["token", "new", str(data), "demo"], console, output=file)
+    serve = ["serve", str(data), "--server", address, "--port", "0"]
+    console.print(f"\n[bold]the board's service[/bold]\n$ {_shown('leaderboard', serve)}", soft_wrap=True)
+    with local_process([str(_command("leaderboard")), *serve], home / "board.log") as board:
+        submit = ["submit", str(checkpoint), "--name", "after RL", "--board", board, "--token-file", str(token)]
+        _run("submission of the trained policy", "leaderboard", [*submit, "--public", "--watch"], console)
+    _run("the board's pages", "leaderboard", ["export", str(data), str(site)], console)
+    return site / "boards" / "demo-local.html"
 
 
 def _last_checkpoint(run: Path) -> Path:
@@ -89,11 +126,11 @@ def _server(log: Path, console: Console) -> Generator[str]:
         yield address
 
 
-def _run(what: str, program: str, arguments: Sequence[str], console: Console) -> None:
-    """Runs one of turngym's commands on this terminal. Raises DemoFailed where it fails."""
+def _run(what: str, program: str, arguments: Sequence[str], console: Console, *, output: TextIO | None = None) -> None:
+    """Runs one of turngym's commands on this terminal, or into `output`. Raises DemoFailed where it fails."""
     console.print(f"\n[bold]{what}[/bold]\n$ {_shown(program, arguments)}", soft_wrap=True, highlight=False)
     began = time.monotonic()
-    done = subprocess.run([str(_command(program)), *arguments], check=False)  # noqa: S603 — our own command
+    done = subprocess.run([str(_command(program)), *arguments], stdout=output, check=False)  # noqa: S603 — our own
     if done.returncode:
         raise DemoFailed(f"{what} failed: `{program}` ended with exit code {done.returncode}; its message is above")
     console.print(f"({time.monotonic() - began:.0f} s)", highlight=False)

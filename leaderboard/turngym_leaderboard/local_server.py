@@ -1,4 +1,4 @@
-"""`env_server` as a process of this machine, for programs that need one for as long as they run.
+"""`env_server` and other servers of ours as processes of this machine, for programs that need one while they run.
 
 Knows nothing of what is served.
 """
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -20,18 +20,23 @@ class ServerFailed(Exception):
     """The server did not come up. The message says where to look."""
 
 
-@contextmanager
-def local_server(arguments: Sequence[str], log: Path) -> Generator[str]:
-    """A server on a free port of the loopback interface; gives its address, and stops it by SIGTERM, then SIGKILL.
+def local_server(arguments: Sequence[str], log: Path) -> AbstractContextManager[str]:
+    """An `env_server` on a free port of the loopback interface; see `local_process`.
 
     Args:
         arguments: of `env_server`, but the port.
         log: where it writes what it says.
+    """
+    return local_process([sys.executable, "-m", "turngym_server.cli", *arguments, "--port", "0"], log)
+
+
+@contextmanager
+def local_process(command: Sequence[str], log: Path) -> Generator[str]:
+    """A server that says where it listens; gives its address, and stops it by SIGTERM, then SIGKILL.
 
     Raises:
         ServerFailed: it ended, or did not listen within a minute.
     """
-    command = [sys.executable, "-m", "turngym_server.cli", *arguments, "--port", "0"]
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)  # noqa: S603 — our own command
         try:

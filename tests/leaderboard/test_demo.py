@@ -35,7 +35,7 @@ def command(folder: Path, settings: dict[str, object]) -> list[str]:
 
 def is_served(log: Path) -> bool:
     """Whether anybody listens where the server said that it does."""
-    found = re.search(r"listening on (\S+):(\d+)", log.read_text())
+    found = re.search(r"listening on (?:http://)?(\S+):(\d+)", log.read_text())
     assert found
     with socket.socket() as probe:
         return probe.connect_ex((found[1], int(found[2]))) == 0
@@ -55,7 +55,16 @@ def test_the_demo_in_small(tmp_path):
         ("warm start (greedy)", "after RL (greedy)"),
     ]
     assert record.protocol.split == "held_out"
-    for line in ("after RL − warm start:", str(folder / records.RECORD), str(tmp_path / "demo" / "rl")):
+    page = (tmp_path / "demo" / "site" / "boards" / "demo-local.html").read_text()
+    assert all(f">{name}<" in page for name in ("random", "after RL", "oracle"))
+    assert not is_served(tmp_path / "demo" / "board.log")
+    assert (tmp_path / "demo" / "board.token").stat().st_mode & 0o777 == 0o600
+    for line in (
+        "demo-local.html",
+        "after RL − warm start:",
+        str(folder / records.RECORD),
+        str(tmp_path / "demo" / "rl"),
+    ):
         assert line in done.stdout
 
 
