@@ -13,7 +13,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Final, TextIO
+from typing import Annotated, Final, NoReturn, TextIO
 
 import typer
 from rich.console import Console
@@ -149,7 +149,7 @@ def _command(name: str) -> Path:
     return path
 
 
-def _fail(console: Console, message: str) -> None:
+def _fail(console: Console, message: str) -> NoReturn:
     console.print(f"\ndemo: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(1)
 
