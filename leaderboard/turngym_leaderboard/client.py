@@ -16,7 +16,7 @@ import hashlib
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -208,7 +208,7 @@ class BoardClient:
             ),
         )
         begun(submission)
-        self._send(submission.id, folder, progress)
+        self._send(submission.id, folder, files, progress)
         return self.status(submission.id)
 
     def resume(self, id: str, folder: Path, *, progress: Progress = lambda arrived, total: None) -> Submission:
@@ -218,16 +218,15 @@ class BoardClient:
             BoardError: also where the folder's files are not those that were announced.
             OSError: a file cannot be read.
         """
-        there = {file.name: (file.size, file.sha256) for file in self.files(id)}
-        here = {file.name: (file.size, file.sha256) for file in announce(folder)}
-        if differing := sorted(name for name, told in there.items() if here.get(name) != told):
-            raise BoardError(f"{folder} is not what submission {id} was begun with: {', '.join(differing)} differ")
-        self._send(id, folder, progress)
+        self._send(id, folder, announce(folder), progress)
         return self.status(id)
 
-    def _send(self, id: str, folder: Path, progress: Progress) -> None:
-        """Sends the rest of every file."""
+    def _send(self, id: str, folder: Path, announced: Sequence[NewFile], progress: Progress) -> None:
+        """Sends the rest of every file, and none but those that were announced, whatever the service asks for."""
         files = self.files(id)
+        here = {file.name: (file.size, file.sha256) for file in announced}
+        if differing := sorted(file.name for file in files if here.get(file.name) != (file.size, file.sha256)):
+            raise BoardError(f"{folder} is not what submission {id} was begun with: {', '.join(differing)} differ")
         total = sum(file.size for file in files)
         arrived = sum(file.received for file in files)
         progress(arrived, total)
@@ -253,12 +252,13 @@ class BoardClient:
             except httpx.TransportError as error:
                 response, refusal = None, self._silence(error)
             if response is not None and refusal is None:
-                return _one(File, response)
+                return file.model_copy(update={"received": _one(File, response).received})
             # 408 and 409: the service and this client see the file's length differently, as after a lost answer.
             if response is None or response.status_code in (*_RETRIED, 408, 409):
                 assert refusal is not None
                 patience.wait(refusal, response)
-                now = next(each for each in self.files(id) if each.name == file.name)
+                received = next((each.received for each in self.files(id) if each.name == file.name), 0)
+                now = file.model_copy(update={"received": received})
                 if now.received == now.size:
                     return now
                 if now.received > file.received:

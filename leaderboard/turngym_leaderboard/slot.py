@@ -91,12 +91,12 @@ class Slot:
             lease = work.claim(self._store, self._holder, PLAYED, without=self.unplayable, now=now, until=until)
             if lease is not None:
                 self._play(lease)
-            elif examine_next(self._store, device=self._config.device) is not None:
+            # In turns, so that what arrives does not wait until all that came before is played.
+            if examine_next(self._store, device=self._config.device) is not None or lease is not None:
                 continue
-            elif self._config.until_idle and not work.unfinished(self._store, PLAYED, without=self.unplayable):
+            if self._config.until_idle and not work.unfinished(self._store, PLAYED, without=self.unplayable):
                 return
-            else:
-                time.sleep(_IDLE_SECONDS)
+            time.sleep(_IDLE_SECONDS)
 
     def _play(self, lease: work.Lease) -> None:
         submission = lease.submission

@@ -6,7 +6,7 @@ import json
 import pytest
 from service_in_thread import serving
 from small_boards import SECRET, deal, definition
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turngym_leaderboard import client as clients
 from turngym_leaderboard.client import BoardClient, BoardError
@@ -43,6 +43,30 @@ class Unreliable:
 
 async def _nothing() -> None:
     pass
+
+
+class Curious:
+    """Asks for a file that nobody announced."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.sent: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "PATCH":
+            self.sent.append(scope["path"])
+        if scope["method"] != "GET" or not scope["path"].endswith("/files"):
+            await self._app(scope, receive, send)
+            return
+        told: list[bytes] = []
+
+        async def keep(message: Message) -> None:
+            told.append(message.get("body", b""))
+
+        await self._app(scope, receive, keep)
+        body = b"".join(told).replace(b'"config.json"', b'"../id_rsa"')
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": body})
 
 
 @pytest.fixture
@@ -117,6 +141,23 @@ def test_whatever_gets_lost_a_submission_is_begun_once_and_arrives_whole(store, 
         arrived = (store.data / "submissions" / own.public_id / file.name).read_bytes()
         assert (len(arrived), hashlib.sha256(arrived).hexdigest()) == (file.received, file.sha256)
         assert arrived == (folder / file.name).read_bytes()
+
+
+def test_a_service_gets_nothing_but_what_was_announced(store, token, folder):
+    (folder.parent / "id_rsa").write_text("{}")  # As large as what was announced.
+    between = []
+
+    def curious(app):
+        between.append(Curious(app))
+        return between[0]
+
+    with serving(store, wrap=curious) as address, BoardClient(address, token) as board:
+        with pytest.raises(BoardError, match=r"\.\./id_rsa differ"):
+            board.submit(folder, SLUG, name="mine")
+        [own] = submissions.of_owner(store, owners.find(store, "ann"))
+        with pytest.raises(BoardError, match=r"\.\./id_rsa differ"):
+            board.resume(own.public_id, folder)
+    assert not between[0].sent
 
 
 def test_an_upload_goes_on_from_another_process_with_the_same_folder_only(store, token, folder, monkeypatch):
