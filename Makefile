@@ -29,7 +29,7 @@ demo: setup
 	$(BIN)/python -m turngym_leaderboard.demo
 
 test: setup $(STUBS)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 check: setup $(STUBS)/.installed
 	$(BIN)/ruff check

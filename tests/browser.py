@@ -65,9 +65,10 @@ def complaints(driver: webdriver.Chrome) -> list[str]:
 
 
 def requested(driver: webdriver.Chrome) -> list[str]:
-    """The addresses that were requested since this was last asked."""
+    """The addresses that pages requested since this was last asked; the browser's own pages load parts of it."""
     messages = (json.loads(entry["message"])["message"] for entry in driver.get_log("performance"))
-    return [told["params"]["request"]["url"] for told in messages if told["method"] == "Network.requestWillBeSent"]
+    urls = (told["params"]["request"]["url"] for told in messages if told["method"] == "Network.requestWillBeSent")
+    return [url for url in urls if not url.startswith("chrome://")]
 
 
 def fits(driver: webdriver.Chrome) -> bool:

@@ -1,14 +1,10 @@
 """An environment whose every text tries to be more than text. `env_server --env hostile_environment:Hostile`."""
 
+from hostile_text import HOSTILE
 from pydantic import Field
 
 from turngym_server.environment import ActionResult, Environment, Limits, Options, Start, register
 from turngym_server.rng import Rng
-
-HOSTILE = (
-    '<script>window.taken=1</script><img src="http://127.0.0.1:9/x" onerror="window.taken=1">'
-    "</pre></textarea></template>{{ 7*7 }}\"'><form id=turn action=//127.0.0.1:9>\u202egnp.\u2066"
-)
 
 
 class HostileOptions(Options):

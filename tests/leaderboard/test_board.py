@@ -178,7 +178,8 @@ def test_the_commands_make_a_board_and_end_its_season(server, client, file, tmp_
         play_out(store, client)
         board = boards.find(store, "lakes-one")
         failed = submissions.create(store, board, owners.create(store, "ann"), name="[red]", kind=Kind.CHECKPOINT)
-        submissions.set_state(store, failed.public_id, State.FAILED, reason="no weights")
+        for state in (State.VALIDATED, State.QUEUED, State.FAILED):
+            submissions.set_state(store, failed.public_id, state, reason="no weights")
     listed = run("board", "list", data)
     assert re.search(r"oracle .* scored .* 10/10", listed.stdout)
     assert "[red]" in listed.stdout

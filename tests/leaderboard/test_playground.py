@@ -5,7 +5,7 @@ import sys
 
 import httpx
 import pytest
-from hostile_environment import HOSTILE
+from hostile_text import HOSTILE
 from playing import game_of, post, solve
 
 from turngym_client import connect

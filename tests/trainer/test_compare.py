@@ -115,7 +115,7 @@ def test_a_run_that_was_not_validated_or_not_finished_is_compared_still(runs):
 
 
 def test_the_command_prints_a_table_and_writes_a_page(runs, tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "400")
     result = CliRunner().invoke(app, ["compare", *map(str, runs), "--html", str(tmp_path / "page.html")])
     assert result.exit_code == 0, result.output
     assert "points (" in result.output

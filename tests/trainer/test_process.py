@@ -87,7 +87,7 @@ def test_a_function_that_fails_stops_the_run(server, novice, tmp_path, function,
 SHAPED = [
     "reward.process='hint_rewards:of_the_turn'",
     "reward.process_weight=0.5",
-    "reward.length_floor=1000",
+    "reward.length_floor=11",
     "reward.below_floor=-0.03",
     "checkpoint.every=1",
     "rollout.refills=1",
