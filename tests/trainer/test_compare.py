@@ -114,11 +114,10 @@ def test_a_run_that_was_not_validated_or_not_finished_is_compared_still(runs):
     assert any("0 of 1 iterations" in note for note in compared.notes)
 
 
-def test_the_command_prints_a_table_and_writes_a_page(runs, tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "400")
+def test_the_command_prints_a_table_and_writes_a_page(runs, tmp_path):
     result = CliRunner().invoke(app, ["compare", *map(str, runs), "--html", str(tmp_path / "page.html")])
     assert result.exit_code == 0, result.output
-    assert "points (" in result.output
+    assert "+0.0 points" in result.output  # In a terminal of any width.
     assert "rollout.group_size" in result.output
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     for word in ("narrow", "wide", "Success at validations, 95 %", "rollout.group_size", "McNemar"):
