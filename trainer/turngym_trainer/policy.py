@@ -30,18 +30,28 @@ from turngym_trainer import smollm2, tiny_tokenizer
 
 ANSWER_END: Final = "</answer>"
 
-TINY_HIDDEN: Final = 128
-TINY_LAYERS: Final = 4
-TINY_HEADS: Final = 4
-TINY_FEED_FORWARD: Final = 256
-TINY_POSITIONS: Final = 2048
-TINY_INIT_STD: Final = 0.02
+INIT_STD: Final = 0.02
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class PolicyError(ValueError):
     """A policy that cannot be loaded; says what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a Llama that is built in code."""
+
+    hidden: int
+    layers: int
+    heads: int
+    feed_forward: int
+    positions: int
+
+
+TINY: Final = Shape(hidden=128, layers=4, heads=4, feed_forward=256, positions=2048)
+"""About 0.76 million parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +200,7 @@ def load_policy(spec: str, *, device: str = "cpu", dtype: str = "float32", seed:
         raise PolicyError(f"dtype {dtype!r}: expected one of {', '.join(_DTYPES)}")
     # A progress bar for each file would write over the caller's own.
     transformers.logging.disable_progress_bar()
-    makers = {"tiny": lambda: _tiny(seed), "smollm2": lambda: _from_folder(_smollm2_folder())}
+    makers = {"tiny": lambda: drawn_policy(TINY, seed), "smollm2": lambda: _from_folder(_smollm2_folder())}
     policy = makers.get(spec, lambda: _from_folder(Path(spec)))()
     model = cast(torch.nn.Module, policy.model).to(device=device)
     # Weights only: buffers such as the frequencies of positions are few, and rounding them costs most.
@@ -214,17 +224,17 @@ def _check_device(name: str) -> None:
         raise PolicyError(f"device {name!r}: expected cpu, cuda or cuda:0 to cuda:{devices - 1}")
 
 
-def _tiny(seed: int) -> Policy:
-    """About 0.76 million parameters, the embeddings tied; weights are a function of `seed`."""
+def drawn_policy(shape: Shape, seed: int) -> Policy:
+    """A Llama with the compact tokenizer, the embeddings tied; weights are a function of `shape` and `seed`."""
     tokenizer = tiny_tokenizer.load()
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=TINY_HIDDEN,
-        intermediate_size=TINY_FEED_FORWARD,
-        num_hidden_layers=TINY_LAYERS,
-        num_attention_heads=TINY_HEADS,
-        num_key_value_heads=TINY_HEADS,
-        max_position_embeddings=TINY_POSITIONS,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.feed_forward,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        max_position_embeddings=shape.positions,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.get_vocab()[tiny_tokenizer.PAD],
         eos_token_id=tokenizer.get_vocab()[tiny_tokenizer.END],
@@ -239,7 +249,7 @@ def _tiny(seed: int) -> Policy:
             if weight.dim() == 1:
                 weight.fill_(1.0)
             else:
-                weight.normal_(0.0, TINY_INIT_STD, generator=generator)
+                weight.normal_(0.0, INIT_STD, generator=generator)
     return Policy(model, tokenizer)
 
 

@@ -3,21 +3,12 @@
 Knows nothing of what is served.
 """
 
-import ipaddress
 import ssl
 from pathlib import Path
 
 import grpc
 
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens on `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+from turngym.loopback import is_loopback
 
 
 def check_exposure(host: str, *, tokens: bool, tls: bool, insecure: bool) -> None:

@@ -3,19 +3,10 @@
 A reverse proxy on the same machine that does TLS is the usual way; then the service stays on the loopback.
 """
 
-import ipaddress
 import ssl
 from pathlib import Path
 
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens on `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+from turngym.loopback import is_loopback
 
 
 def check_exposure(host: str, *, tls_cert: Path | None, tls_key: Path | None, insecure: bool) -> None:
