@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from turngym_leaderboard.console import connected, fail, one_line_errors
+from turngym_leaderboard.console import connected, needs_board, one_line_errors
 
 if TYPE_CHECKING:
     from turngym_leaderboard.store import Store
@@ -127,7 +127,7 @@ def worker_command(
     ] = None,
 ) -> None:
     """Plays what is submitted to the boards of a folder, and scores it; may be stopped or killed at any moment."""
-    with _needs_board():
+    with needs_board():
         from turngym_leaderboard.store import StoreError
         from turngym_leaderboard.worker import WorkerConfig, run_worker, start_logging
     start_logging()
@@ -152,16 +152,8 @@ def worker_command(
 @contextmanager
 def _board_store(data: Path, database: str) -> "Generator[Store]":
     """The board's store; what the user can mend is one line."""
-    with _needs_board():
+    with needs_board():
         from turngym_leaderboard.boards import BoardError
         from turngym_leaderboard.store import StoreError, open_store
     with one_line_errors(StoreError, BoardError), open_store(data, database) as store:
         yield store
-
-
-@contextmanager
-def _needs_board() -> Generator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        fail(f"boards need more than evaluations: pip install 'turngym[board]' ({error})")

@@ -55,3 +55,12 @@ def fail(message: str) -> NoReturn:
     """Says why in one line and ends with exit code 2."""
     tell(message)
     raise typer.Exit(2)
+
+
+@contextmanager
+def needs_board() -> Generator[None]:
+    """Tells what boards need to be installed where a module is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        fail(f"boards need more than evaluations: pip install 'turngym[board]' ({error})")

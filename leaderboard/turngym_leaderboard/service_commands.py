@@ -6,8 +6,7 @@ What they need beyond the other commands (pip install 'turngym[board]') is impor
 import os
 import signal
 import time
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
@@ -19,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from turngym_leaderboard.board_commands import Data, Database
-from turngym_leaderboard.console import fail, one_line_errors, progress_bar
+from turngym_leaderboard.console import fail, needs_board, one_line_errors, progress_bar
 from turngym_leaderboard.lifecycle import Role, State, Visibility
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def serve_command(
     ] = None,
 ) -> None:
     """Serves the boards of a folder: pages, the API under /api/v1 (described at /api/v1/docs), and a worker."""
-    with _needs_board():
+    with needs_board():
         from turngym_leaderboard.intake import GIBIBYTE, IntakeLimits
         from turngym_leaderboard.service.app import create_app
         from turngym_leaderboard.service.serving import ServiceConfig, run
@@ -134,7 +133,7 @@ def submit_command(
 ) -> None:
     """Submits a checkpoint to a board; what a board does not take of the folder is left out."""
     console = Console()
-    with _needs_board():
+    with needs_board():
         from turngym_leaderboard.client import BoardError
         from turngym_leaderboard.intake import Refused
     with one_line_errors(BoardError, Refused), _client(board, token_file) as client:
@@ -173,7 +172,7 @@ def status_command(
     token_file: TokenFile = None,
 ) -> None:
     """Tells where a submission stands, and its numbers once there are any."""
-    with _needs_board():
+    with needs_board():
         from turngym_leaderboard.client import BoardError
     with one_line_errors(BoardError), _client(board, token_file) as client:
         _follow(Console(), client, client.status(id), watch=watch)
@@ -188,7 +187,7 @@ def new_token_command(
     database: Database = "",
 ) -> None:
     """Prints a new token, this once: the database keeps its SHA-256."""
-    with _needs_board():
+    with needs_board():
         from turngym_leaderboard.store import NotFound, StoreError, open_store, owners
     with one_line_errors(StoreError), open_store(data, database) as store:
         if not owner.isprintable() or not 0 < len(owner.strip()) == len(owner) <= 64:
@@ -203,7 +202,7 @@ def new_token_command(
 @token.command("list")
 def list_tokens_command(data: Data, database: Database = "") -> None:
     """Shows whose tokens there are, by number."""
-    with _needs_board():
+    with needs_board():
         from turngym_leaderboard.store import StoreError, open_store, owners
     with one_line_errors(StoreError), open_store(data, database) as store:
         table = Table("number", "owner", "role", "made", "expires", "revoked")
@@ -221,7 +220,7 @@ def revoke_token_command(
     database: Database = "",
 ) -> None:
     """Makes a token worthless from the next request on."""
-    with _needs_board():
+    with needs_board():
         from turngym_leaderboard.store import StoreError, open_store, owners
     with one_line_errors(StoreError), open_store(data, database) as store:
         owners.revoke(store, number)
@@ -298,12 +297,3 @@ def _slug(client: "BoardClient", address: str) -> str:
             f"{address} has {len(found)} open boards ({names}); name one as --board {address.rstrip('/')}{_BOARDS}NAME"
         )
     return found[0].slug
-
-
-@contextmanager
-def _needs_board() -> Generator[None]:
-    """Tells what to install where a module is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        fail(f"boards need more than evaluations: pip install 'turngym[board]' ({error})")
