@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.expected_conditions import staleness_of
+from selenium.webdriver.support.wait import WebDriverWait
 
 PHONE = (390, 844)
 DESK = (1200, 900)
@@ -45,6 +48,15 @@ def chromium(folder: Path, *, size: tuple[int, int] = DESK, dark: bool = False, 
         yield driver
     finally:
         driver.quit()
+
+
+@contextmanager
+def another_page(driver: webdriver.Chrome) -> Generator[None]:
+    """Ends once what the block did has led to another page. Without scripts the driver may not wait for it."""
+    before = driver.find_element(By.TAG_NAME, "html")
+    yield
+    WebDriverWait(driver, 30).until(staleness_of(before))
+    WebDriverWait(driver, 30).until(lambda _: driver.execute_script("return document.readyState") == "complete")
 
 
 def resize(driver: webdriver.Chrome, width: int, height: int) -> None:

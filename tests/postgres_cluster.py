@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -13,6 +14,16 @@ import psycopg
 
 WHERE = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
 """Where Debian puts the programs, which are not on its PATH."""
+
+_AS_NOBODY = """
+import os, pwd, sys
+nobody = pwd.getpwnam("nobody")
+os.setgroups([])
+os.setgid(nobody.pw_gid)
+os.setuid(nobody.pw_uid)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Runs its arguments as a user that may nothing."""
 
 
 def missing() -> str:
@@ -25,21 +36,31 @@ def missing() -> str:
 @contextmanager
 def cluster() -> Generator[str]:
     """Runs a cluster; gives the URL of its database."""
-    # The server refuses to run as root.
-    user = "nobody" if os.geteuid() == 0 else None
+    # The server refuses to run as root. `user=` of Popen would fork this process, which gRPC's threads do not survive.
+    user, become = ("nobody", [sys.executable, "-c", _AS_NOBODY]) if os.geteuid() == 0 else (None, [])
     with tempfile.TemporaryDirectory(prefix="turngym-postgres-") as folder:
         if user:
             shutil.chown(folder, user)
         data = f"{folder}/data"
         # Asks for no password, and listens on the loopback interface alone.
-        setup = [_program("initdb"), "-D", data, "-U", "turngym", "--auth=trust", "--no-sync", "--encoding=UTF8"]
-        subprocess.run(setup, check=True, capture_output=True, user=user, cwd=folder)
+        setup = [
+            *become,
+            _program("initdb"),
+            "-D",
+            data,
+            "-U",
+            "turngym",
+            "--auth=trust",
+            "--no-sync",
+            "--encoding=UTF8",
+        ]
+        subprocess.run(setup, check=True, capture_output=True, cwd=folder)
         port = _free_port()
         settings = {"listen_addresses": "127.0.0.1", "port": port, "unix_socket_directories": folder, "fsync": "off"}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with (Path(folder) / "log").open("wb") as log:
             server = subprocess.Popen(
-                [_program("postgres"), "-D", data, *options], stdout=log, stderr=log, user=user, cwd=folder
+                [*become, _program("postgres"), "-D", data, *options], stdout=log, stderr=log, cwd=folder
             )
         try:
             url = f"postgresql://turngym@127.0.0.1:{port}/postgres"

@@ -8,7 +8,19 @@ from urllib.parse import urldefrag, urljoin
 
 import pytest
 import uvicorn
-from browser import DESK, PHONE, chromium, complaints, contrast, fits, needs_chromium, paint, requested, resize
+from browser import (
+    DESK,
+    PHONE,
+    another_page,
+    chromium,
+    complaints,
+    contrast,
+    fits,
+    needs_chromium,
+    paint,
+    requested,
+    resize,
+)
 from fastapi import FastAPI
 from sample_boards import INSTANCES, SHOWCASE, definition, new_board, owner, play, submit
 from sample_episodes import HOSTILE
@@ -130,8 +142,9 @@ def test_a_board_is_read_and_compared_without_script(tmp_path, address, board, i
         assert len(driver.find_elements(By.CSS_SELECTOR, ".ranking .strip .reach")) == 4
         driver.find_element(By.CSS_SELECTOR, f"#one option[value='{ids['plain']}']").click()
         driver.find_element(By.CSS_SELECTOR, f"#other option[value='{ids['random']}']").click()
-        next(each for each in driver.find_elements(By.TAG_NAME, "button") if each.text == "Compare").click()
-        WebDriverWait(driver, 20).until(lambda _: driver.current_url.endswith(f"/{ids['plain']}/{ids['random']}"))
+        with another_page(driver):
+            next(each for each in driver.find_elements(By.TAG_NAME, "button") if each.text == "Compare").click()
+        assert driver.current_url.endswith(f"/{ids['plain']}/{ids['random']}")
         assert "only plain: 4" in driver.find_element(By.TAG_NAME, "main").text
 
 
@@ -177,7 +190,8 @@ def test_an_exported_site_works_from_its_folder(driver, site, board, ids) -> Non
     driver.get((site / "index.html").as_uri())
     for text in (f"Board of {board.definition.name}", "plain", "sokoban, instance"):
         next(each for each in driver.find_elements(By.TAG_NAME, "a") if each.text.startswith(text)).click()
-    driver.find_element(By.CSS_SELECTOR, ".others a").click()
+    with another_page(driver):
+        driver.find_element(By.CSS_SELECTOR, ".others a").click()
     ActionChains(driver).send_keys(Keys.ARROW_RIGHT).perform()
     assert driver.find_element(By.CLASS_NAME, "where").text == "Turn 2 of 2"
     assert len(driver.find_elements(By.CSS_SELECTOR, ".frame.current .board")) == 2

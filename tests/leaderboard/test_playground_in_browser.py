@@ -1,7 +1,19 @@
 """The playground in a real browser: by keyboard alone, on a phone, in the dark, scriptless, and under attack."""
 
 import pytest
-from browser import DESK, PHONE, chromium, complaints, contrast, fits, needs_chromium, paint, requested, resize
+from browser import (
+    DESK,
+    PHONE,
+    another_page,
+    chromium,
+    complaints,
+    contrast,
+    fits,
+    needs_chromium,
+    paint,
+    requested,
+    resize,
+)
 from playing import solution
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.action_chains import ActionChains
@@ -62,12 +74,11 @@ def begin(driver, environment, **filled):
     driver.find_element(By.LINK_TEXT, environment).send_keys(Keys.ENTER)
     for name, value in filled.items():
         driver.find_element(By.NAME, name).send_keys(value)
-    if filled:
-        press(driver, Keys.ENTER)
-    else:
+    if not filled:
         wait(driver, lambda: driver.switch_to.active_element.text == "Begin an episode")
+    with another_page(driver):
         press(driver, Keys.ENTER)
-    wait(driver, lambda: driver.find_elements(By.CLASS_NAME, "game"))
+    assert driver.find_elements(By.CLASS_NAME, "game")
 
 
 def test_an_episode_by_keyboard_alone(page, ground, played_server):
@@ -156,7 +167,8 @@ def test_actions_are_written_where_they_cannot_be_listed_and_hostile_texts_do_no
         assert "<b>first</b>\nsecond" in text(driver, ".outcome")
     assert "<script>" in text(driver, ".state")
     assert driver.find_elements(By.CSS_SELECTOR, "main img, main script, main b") == []
-    driver.find_element(By.LINK_TEXT, "See it turn by turn").click()
+    with another_page(driver):
+        driver.find_element(By.LINK_TEXT, "See it turn by turn").click()
     assert driver.find_elements(By.CSS_SELECTOR, "main img, main script, main b") == []
 
 
@@ -173,29 +185,36 @@ def test_every_page_fits_and_can_be_read(page, size, dark):
         assert ratio >= 4.5, what
 
     look()
-    driver.find_element(By.LINK_TEXT, "sokoban").click()
+    with another_page(driver):
+        driver.find_element(By.LINK_TEXT, "sokoban").click()
     look()
-    driver.find_element(By.CSS_SELECTOR, "button.primary").click()
+    with another_page(driver):
+        driver.find_element(By.CSS_SELECTOR, "button.primary").click()
     look()
     press(driver, Keys.ARROW_UP, "o")
     wait(driver, lambda: driver.find_elements(By.CLASS_NAME, "advice"))
     look()
     page("environments/hostile")
     look()
-    driver.find_element(By.CSS_SELECTOR, "button.primary").click()
+    with another_page(driver):
+        driver.find_element(By.CSS_SELECTOR, "button.primary").click()
     look()
 
 
 def test_without_its_script_every_button_is_a_turn(ground, tmp_path):
     with chromium(tmp_path, script=False) as driver:
         driver.get(f"{ground.address}environments/sokoban")
-        driver.find_element(By.CSS_SELECTOR, "button.primary").click()
-        driver.find_element(By.CSS_SELECTOR, ".choices button").click()
+        with another_page(driver):
+            driver.find_element(By.CSS_SELECTOR, "button.primary").click()
+        with another_page(driver):
+            driver.find_element(By.CSS_SELECTOR, ".choices button").click()
         assert score(driver)[:2] == ["2 of 5", "1 of 10"]
         driver.get(f"{ground.address}environments/hostile")
-        driver.find_element(By.CSS_SELECTOR, "button.primary").click()
+        with another_page(driver):
+            driver.find_element(By.CSS_SELECTOR, "button.primary").click()
         driver.find_element(By.ID, "written").send_keys("go on")
-        driver.find_element(By.CSS_SELECTOR, "button.primary").click()
+        with another_page(driver):
+            driver.find_element(By.CSS_SELECTOR, "button.primary").click()
         assert score(driver)[1] == "1 of 3"
         assert complaints(driver) == []
 

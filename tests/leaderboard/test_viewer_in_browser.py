@@ -5,7 +5,19 @@ import subprocess
 import sys
 
 import pytest
-from browser import DESK, PHONE, chromium, complaints, contrast, fits, needs_chromium, paint, requested, resize
+from browser import (
+    DESK,
+    PHONE,
+    another_page,
+    chromium,
+    complaints,
+    contrast,
+    fits,
+    needs_chromium,
+    paint,
+    requested,
+    resize,
+)
 from sample_episodes import BOARD, HOSTILE, LAKE, training_episode, training_turn, write_lines
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -195,8 +207,10 @@ def test_without_script_all_turns_are_there_as_text(scriptless, address) -> None
 def test_without_script_lists_filter_and_pairs_open(scriptless, address) -> None:
     scriptless.get(address)
     scriptless.find_element(By.CSS_SELECTOR, "select[name=verdict] option[value=failed]").click()
-    next(each for each in scriptless.find_elements(By.TAG_NAME, "button") if each.text == "Filter").click()
+    with another_page(scriptless):
+        next(each for each in scriptless.find_elements(By.TAG_NAME, "button") if each.text == "Filter").click()
     assert len(scriptless.find_elements(By.CSS_SELECTOR, "tbody tr")) == 1
     scriptless.get(address + "episodes/a-2")
-    scriptless.find_element(By.CSS_SELECTOR, "input[name=e]:not([type=hidden])").send_keys("b-1", Keys.ENTER)
-    WebDriverWait(scriptless, 20).until(lambda _: scriptless.current_url.endswith("/episodes/a-2/b-1"))
+    with another_page(scriptless):
+        scriptless.find_element(By.CSS_SELECTOR, "input[name=e]:not([type=hidden])").send_keys("b-1", Keys.ENTER)
+    assert scriptless.current_url.endswith("/episodes/a-2/b-1")
