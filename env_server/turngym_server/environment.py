@@ -34,8 +34,9 @@ from turngym_server.rng import Rng
 class Options(BaseModel):
     """Base of option models: frozen, and an unknown key is an error.
 
-    Validators run in the server, on its event loop, where nothing cuts them off: they must be quick, and raise
-    ValueError only.
+    Validators run in the server, in a thread, which has some seconds for them: they must be quick, raise ValueError
+    only, and keep nothing from other threads, as a regular expression of `re` that backtracks would; those of
+    `Field(pattern=…)` do not backtrack.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -205,7 +206,7 @@ class Environment(ABC, Generic[OptionsT]):
     def world_count(cls, options: OptionsT) -> int | None:
         """Distinct worlds under these options where that is known by construction; None: it has to be counted.
 
-        Runs on the server's event loop, so it must be quick.
+        Runs in the server, as validators of the options do.
         """
         return None
 

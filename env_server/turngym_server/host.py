@@ -13,7 +13,7 @@ import math
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, cast
 
 from pydantic import ValidationError
@@ -73,10 +73,15 @@ _LIMIT_NAMES: Final = ("max_turns", "max_actions", "max_actions_per_turn")
 
 @dataclass(frozen=True, slots=True)
 class ResolvedOptions:
-    """An episode's options, and the canonical JSON that names them."""
+    """An episode's options, and the canonical JSON that names them.
 
-    model: Options
+    Attributes:
+        divides: whether there are enough worlds under them to divide these into splits.
+    """
+
     json: str
+    model: Options = field(compare=False)
+    divides: bool = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +155,7 @@ class EnvironmentHost:
 
     Attributes:
         options_schema: JSON Schema of what clients may ask for.
+        defaults: the options of an episode that asks for none.
 
     Raises:
         ValueError: an operator option is unknown or malformed, or what it names cannot be read; or no client could
@@ -172,13 +178,12 @@ class EnvironmentHost:
         self._spared_levels = [
             level for split in (Split.TRAIN, Split.VALIDATION) for level in self._catalogue_splits.get(split, ())
         ]
-        # Bound here, so that a cache lives as long as its host.
-        self.resolve_options = functools.lru_cache(maxsize=256)(self._resolve_options)
+        # Bound here, so that the cache lives as long as its host.
         self.instructions = functools.lru_cache(maxsize=256)(self._instructions)
         self.options_schema = self._options_schema()
         try:
             # Twice, as defaults are not held to what clients' values are.
-            self.resolve_options(self.resolve_options("").json)
+            self.defaults = self.resolve_options(self.resolve_options("").json)
         except ItemError as error:
             raise ValueError(f"{spec.id}: its options need defaults that can be had: {error.message}") from error
 
@@ -192,11 +197,14 @@ class EnvironmentHost:
         if self._isolator is not None:
             self._isolator.close()
 
-    def _resolve_options(self, options_json: str) -> ResolvedOptions:
+    def resolve_options(self, options_json: str) -> ResolvedOptions:
         """Options from a client's JSON object; "" means all defaults.
 
+        Runs the environment's own code, which may take long: not on an event loop.
+
         Raises:
-            ItemError: INVALID_OPTIONS, or ENVIRONMENT_FAILED where a validator raises what pydantic does not expect.
+            ItemError: INVALID_OPTIONS, or ENVIRONMENT_FAILED where a validator raises what pydantic does not expect,
+                or the worlds cannot be counted.
         """
         if (size := len(options_json.encode())) > MAX_OPTIONS_BYTES:
             raise _invalid_options(f"options of {size} bytes; expected at most {MAX_OPTIONS_BYTES}")
@@ -217,7 +225,7 @@ class EnvironmentHost:
             raise _invalid_options(f"options of {self.spec.id} cannot be written as JSON in UTF-8: {error}") from error
         except ENVIRONMENT_ERRORS as error:
             raise self._failed("reading options; a validator must raise ValueError", error) from error
-        return ResolvedOptions(model, resolved)
+        return ResolvedOptions(resolved, model, self._divides(model, resolved))
 
     def _failed(self, what: str, error: BaseException) -> ItemError:
         log.error("%s failed in %s", self.spec.id, what, exc_info=error, extra=Event(environment=self.spec.id))
@@ -268,16 +276,14 @@ class EnvironmentHost:
             schema["properties"] = {LEVELS_OPTION: levels, **{name: known[name] for name in self._catalogue.options}}
         return schema
 
-    def _instructions(self, options_json: str, limits: Limits) -> str:
-        """What an agent has to be told, for resolved options.
+    def _instructions(self, options: ResolvedOptions, limits: Limits) -> str:
+        """What an agent has to be told.
 
         Raises:
             EnvironmentFault: it cannot be sent.
             Exception: whatever the environment raises.
         """
-        return checked_instructions(
-            self.spec.environment.instructions(self.resolve_options(options_json).model, limits)
-        )
+        return checked_instructions(self.spec.environment.instructions(options.model, limits))
 
     def resolve_limits(self, requested: RequestedLimits, default: Limits | None = None) -> Limits:
         """Limits with defaults filled in, from `default` or else the spec.
@@ -303,12 +309,13 @@ class EnvironmentHost:
             wall_seconds=seconds or default.wall_seconds,
         )
 
-    def splits(self, options_json: str, offered: Collection[Split]) -> tuple[Split, ...]:
-        """Splits served under resolved options: of those that the operator offers, or `all` alone.
+    @staticmethod
+    def splits(options: ResolvedOptions, offered: Collection[Split]) -> tuple[Split, ...]:
+        """Splits served under these options: of those that the operator offers, or `all` alone.
 
         Where there are too few worlds to divide, `all` is the only split and is served whatever is offered.
         """
-        if not self.divides(options_json):
+        if not options.divides:
             return (Split.ALL,)
         return tuple(split for split in Split if split in offered)
 
@@ -323,12 +330,11 @@ class EnvironmentHost:
         """(floor, ceiling) for exactly these options, limits and split; None: not measured."""
         return self._reference.scores.get((options_json, limits, split), (None, None))
 
-    def divides(self, options_json: str) -> bool:
+    def _divides(self, options: Options, options_json: str) -> bool:
         """Whether there are enough worlds under resolved options to divide them into splits."""
         if self._catalogue is not None:
             held_out = self.world_count(options_json, Split.HELD_OUT)
             return held_out is not None and held_out.worlds >= LEAST_HELD_OUT_WORLDS
-        options = self.resolve_options(options_json).model
         try:
             worlds = self.spec.environment.world_count(options)
         except ENVIRONMENT_ERRORS as error:
@@ -339,9 +345,7 @@ class EnvironmentHost:
 
     def holds_out(self) -> bool:
         """Whether worlds of the family are held out somewhere, though too few may be there to divide."""
-        if self._catalogue is not None:
-            return True
-        return self.divides(self.resolve_options("").json)
+        return self._catalogue is not None or self.defaults.divides
 
     def draw_level_seed(self, split: Split, withheld_from: Role | None = None) -> int:
         """A level seed nobody has chosen.
@@ -383,7 +387,7 @@ class EnvironmentHost:
     def _start(self, environment: Environment[Any], plan: Plan, now: float) -> StartedEpisode:
         plan, start, world = self._permitted(environment, plan)
         limits = self.resolve_limits(plan.limits, start.limits)
-        instructions = self.instructions(plan.options.json, limits)
+        instructions = self.instructions(plan.options, limits)
         observation = checked_observation(start.observation)
         digest = first_digest(
             canonical_json(

@@ -140,6 +140,10 @@ class FaultyOptions(Options):
             raise TypeError("a validator's own")
         if told == "exit":
             raise SystemExit(3)
+        if told == "cancel":
+            raise asyncio.CancelledError
+        if told.startswith("hanging check"):
+            GATE.wait()
         return told
 
 

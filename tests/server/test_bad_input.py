@@ -616,6 +616,7 @@ def test_default_limits_are_those_of_the_samples():
     [
         ("type", "TypeError: a validator's own"),
         ("exit", "SystemExit: 3"),
+        ("cancel", "the work raised CancelledError"),
         ("raise", "RuntimeError: nothing to say"),
         ("nothing", "instructions returned NoneType; expected str"),
         ("surrogate", "lone surrogate at 1"),
@@ -656,3 +657,52 @@ async def test_instructions_that_hang_miss_the_deadline():
             assert reason(call_status(refused.value)) == "STEP_DEADLINE"
     finally:
         GATE.set()
+
+
+async def test_a_check_of_options_that_hangs_holds_up_nothing_else():
+    GATE.clear()
+    try:
+        async with serving(replace(THREADED_FAULTY, step_deadline=1.0), DICE) as (stub, _):
+
+            def hanging(number: int) -> str:
+                return json.dumps({"told": f"hanging check {number}"})
+
+            begun = await start(stub)
+            others = (("turngym-client", "other"),)
+            asked = [
+                asyncio.ensure_future(reset_error(stub, reset_item("threaded_faulty", options_json=hanging(0))))
+                for _ in range(2)
+            ]
+            # Who asks for options that are known, or is somebody else, is served meanwhile.
+            assert (await step(stub, begun.session_id, 1, "roll")).HasField("transition")
+            await start(stub)
+            new = pb.ResetRequest(items=[reset_item(options_json='{"faces": 7}')])
+            assert (await stub.Reset(new, metadata=others)).outcomes[0].HasField("started")
+            for error in await asyncio.gather(*asked):
+                assert reason(error) == "STEP_DEADLINE"
+                assert "options of threaded_faulty ran past its deadline of 1 s" in error.message
+            again = await reset_error(stub, reset_item("threaded_faulty", options_json=hanging(0)))
+            assert "the check of these options of threaded_faulty ran past" in again.message
+            # Of one call each item fails alone.
+            items = [
+                reset_item("threaded_faulty", options_json=options)
+                for options in ('{"told": "new"}', hanging(1), hanging(2))
+            ]
+            outcomes = (await stub.Reset(pb.ResetRequest(items=items))).outcomes
+            assert [outcome.HasField("started") for outcome in outcomes] == [True, False, False]
+            # So many go on, and no more are begun; what is known is served.
+            refused = await reset_error(stub, reset_item("threaded_faulty", options_json='{"told": "newer"}'))
+            assert "the check of 2 other options of threaded_faulty ran past" in refused.message
+            await start(stub, environment_id="threaded_faulty", options_json='{"told": "new"}')
+            GATE.set()
+            async with asyncio.timeout(10):
+                while (await _asked(stub, '{"told": "newer"}')).HasField("error"):  # noqa: ASYNC110  # Threads end by themselves.
+                    await asyncio.sleep(0.01)
+            assert (await _asked(stub, hanging(0))).HasField("started")
+    finally:
+        GATE.set()
+
+
+async def _asked(stub, options: str) -> pb.ResetOutcome:
+    item = reset_item("threaded_faulty", options_json=options)
+    return (await stub.Reset(pb.ResetRequest(items=[item]))).outcomes[0]

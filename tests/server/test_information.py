@@ -131,8 +131,10 @@ def test_too_few_worlds_are_not_divided(tmp_path, monkeypatch):
     options = '{"faces":6,"worlds":1000000}'
     for worlds, served in ((199.9, (Split.ALL,)), (200, (Split.TRAIN,))):
         write_reference(tmp_path, [entry("held_out", worlds)])
-        assert EnvironmentHost(DICE).splits(options, {Split.TRAIN}) == served
-    assert EnvironmentHost(FAULTY).splits("{}", EVERY_SPLIT) == tuple(Split)
+        host = EnvironmentHost(DICE)
+        assert host.splits(host.resolve_options(options), {Split.TRAIN}) == served
+    host = EnvironmentHost(FAULTY)
+    assert host.splits(host.defaults, EVERY_SPLIT) == tuple(Split)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_too_few_worlds_are_not_divided(tmp_path, monkeypatch):
 def test_worlds_known_by_construction_need_no_counting(options, served):
     (bandit,) = find_specs(["bandit"])
     host = EnvironmentHost(bandit)
-    assert host.splits(host.resolve_options(json.dumps(options)).json, {Split.TRAIN}) == served
+    assert host.splits(host.resolve_options(json.dumps(options)), {Split.TRAIN}) == served
 
 
 def test_figures_of_another_version_are_not_this_ones(tmp_path):
@@ -164,10 +166,10 @@ def test_a_catalogue_divides_once_it_has_200_held_out_worlds(tmp_path):
     path = tmp_path / "levels"
     path.write_text("\n".join(str(number) for number in range(1_000)))
     few = EnvironmentHost(LEVELS, {"levels": path})
-    assert few.splits("", EVERY_SPLIT) == (Split.ALL,)
+    assert few.splits(few.defaults, EVERY_SPLIT) == (Split.ALL,)
     path.write_text("\n".join(str(number) for number in [*range(3_000), *range(3_000)]))
     many = EnvironmentHost(LEVELS, {"levels": path})
-    assert many.splits("", {Split.TRAIN}) == (Split.TRAIN,)
+    assert many.splits(many.defaults, {Split.TRAIN}) == (Split.TRAIN,)
     assert many.world_count("", Split.ALL).worlds == 3_000
 
 

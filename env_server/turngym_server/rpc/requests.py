@@ -16,7 +16,7 @@ from turngym.v1 import environment_pb2 as pb
 from turngym_server.access.roles import Role
 from turngym_server.environment import Determinism
 from turngym_server.errors import ItemError, Reason
-from turngym_server.host import EnvironmentHost, Plan, RequestedLimits, did_you_mean, nearest
+from turngym_server.host import EnvironmentHost, Plan, RequestedLimits, ResolvedOptions, did_you_mean, nearest
 from turngym_server.rpc import messages
 from turngym_server.sessions.episode import NoiseSegment
 from turngym_server.splits import Split
@@ -80,20 +80,11 @@ def requested_limits(limits: pb.Limits) -> RequestedLimits:
     )
 
 
-def read_reset(
-    item: pb.ResetItem,
-    hosts: Mapping[str, EnvironmentHost],
-    offered: Collection[Split],
-    seal_key: SealKey | None = None,
-    withheld_from: Role | None = None,
-) -> tuple[EnvironmentHost, Plan]:
-    """What a Reset item asks for, with the seeds it leaves open drawn, and a sealed one opened.
-
-    Args:
-        offered: splits that the caller may meet. withheld_from: its role, where that never meets a held-out world.
+def find_host_of_reset(hosts: Mapping[str, EnvironmentHost], item: pb.ResetItem) -> EnvironmentHost:
+    """The environment that a Reset item asks for, in the version that it expects.
 
     Raises:
-        ItemError: whatever can be told without starting the environment.
+        ItemError: UNKNOWN_ENVIRONMENT or VERSION_MISMATCH.
     """
     host = find_host(hosts, item.environment_id)
     spec = host.spec
@@ -103,17 +94,37 @@ def read_reset(
             f"{spec.id} is served in version {spec.version}; expected {item.expected_version[:100]!r}",
             metadata={"served": spec.version, "expected": item.expected_version[:100]},
         )
-    options = host.resolve_options(item.options_json)
+    return host
+
+
+def read_reset(
+    item: pb.ResetItem,
+    host: EnvironmentHost,
+    options: ResolvedOptions,
+    offered: Collection[Split],
+    seal_key: SealKey | None = None,
+    withheld_from: Role | None = None,
+) -> Plan:
+    """What a Reset item asks for, with the seeds it leaves open drawn, and a sealed one opened.
+
+    Args:
+        options: those of the item.
+        offered: splits that the caller may meet. withheld_from: its role, where that never meets a held-out world.
+
+    Raises:
+        ItemError: whatever can be told without starting the environment.
+    """
+    spec = host.spec
     limits = requested_limits(item.limits)
     resolved = host.resolve_limits(limits)
-    split = _served_split(item.split, host, options.json, offered)
+    split = _served_split(item.split, host, options, offered)
     seeds, seal = _unsealed(item, Board(spec.id, options.json, split.value), seal_key)
     if not item.HasField("resume"):
         seeds = seeds or Seeds(
             level_seed=item.level_seed if item.HasField("level_seed") else host.draw_level_seed(split, withheld_from),
             noise_seed=item.noise_seed if item.HasField("noise_seed") else secrets.randbits(64),
         )
-        return host, Plan(
+        return Plan(
             options=options,
             limits=limits,
             split=split,
@@ -134,7 +145,7 @@ def read_reset(
         raise _invalid("resume without level_seed or sealed_seed")
     if seeds is not None and item.resume.noise:
         raise _invalid("resume with noise together with sealed_seed, which holds the noise")
-    return host, Plan(
+    return Plan(
         options=options,
         limits=limits,
         split=split,
@@ -162,17 +173,15 @@ def _unsealed(item: pb.ResetItem, board: Board, key: SealKey | None) -> tuple[Se
 
 
 def _served_split(
-    number: pb.Split.ValueType, host: EnvironmentHost, options_json: str, offered: Collection[Split]
+    number: pb.Split.ValueType, host: EnvironmentHost, options: ResolvedOptions, offered: Collection[Split]
 ) -> Split:
     split = messages.SPLIT_OF_NUMBER.get(number)
     if split is None:
         raise _invalid(f"split {number} is not in the contract")
-    served = host.splits(options_json, offered)
+    served = host.splits(options, offered)
     if split not in served:
         names = ", ".join(each.value for each in served)
-        reason = (
-            "" if host.divides(options_json) else "; with these options it has too few worlds to divide into splits"
-        )
+        reason = "" if options.divides else "; with these options it has too few worlds to divide into splits"
         raise ItemError(
             Reason.SPLIT_NOT_SERVED,
             f"split {split.value} of {host.spec.id} is not served here; served: {names}{reason}",

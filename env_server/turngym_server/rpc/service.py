@@ -23,7 +23,7 @@ from turngym_server.access.ledger import Ledger
 from turngym_server.config import ServerConfig
 from turngym_server.environment import EnvironmentSpec, Limits
 from turngym_server.errors import ENVIRONMENT_ERRORS, ItemError, Reason, exception_text
-from turngym_server.host import EnvironmentHost, Plan
+from turngym_server.host import EnvironmentHost, Plan, ResolvedOptions
 from turngym_server.listening import FRONT_SERVICE, HOLD_KEY, MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, SERVICE
 from turngym_server.processes.isolation import retried
 from turngym_server.rpc import messages, wire
@@ -46,9 +46,11 @@ from turngym_server.rpc.batches import (
 )
 from turngym_server.rpc.call import Call, Context, abort, metadata_of
 from turngym_server.rpc.gate import Gate, count_refusal
+from turngym_server.rpc.options import OptionChecks
 from turngym_server.rpc.requests import (
     check_request_id,
     find_host,
+    find_host_of_reset,
     item_fingerprint,
     read_reset,
     requested_limits,
@@ -89,6 +91,8 @@ ItemT = TypeVar("ItemT", bound=Message)
 Reply = bytes | Awaitable[bytes]
 """A serialised reply, or what will give it where it has to be waited for."""
 UnaryMethod = Callable[[bytes, Context], Awaitable[bytes]]
+Prepare = Callable[[ItemT], Awaitable[Callable[[], Awaitable[Session]]]]
+"""Checks an item and returns what makes its session."""
 
 _DEPARTURES: Final = {
     pb.CLOSE_REASON_FINISHED: Departure.FINISHED,
@@ -131,6 +135,7 @@ class EnvironmentService:
         self.streams: set[RequestStream] = set()
         self._streams_stopped = False
         self._room = Room()
+        self._options = OptionChecks(self.runtime)
         self._seal_key = config.seal_key
 
     async def metrics(self) -> Iterable[Metric]:
@@ -254,9 +259,7 @@ class EnvironmentService:
     async def get_server(self, data: bytes, call: Call) -> bytes:
         pb.GetServerRequest.FromString(data)
         may_meet = call.caller.may_meet(self._splits)
-        offered = {
-            split for host in self.hosts.values() for split in host.splits(host.resolve_options("").json, may_meet)
-        }
+        offered = {split for host in self.hosts.values() for split in host.splits(host.defaults, may_meet)}
         return pb.GetServerResponse(
             version=turngym.__version__,
             splits=[messages.SPLITS[split] for split in Split if split in offered],
@@ -289,9 +292,9 @@ class EnvironmentService:
         request = pb.GetEnvironmentRequest.FromString(data)
         host = find_host(self.hosts, request.environment_id)
         spec = host.spec
-        options_json = host.resolve_options(request.options_json).json
+        options = await self._options.check(host, request.options_json, call.caller.account)
         limits = host.resolve_limits(requested_limits(request.limits))
-        served = host.splits(options_json, call.caller.may_meet(self._splits))
+        served = host.splits(options, call.caller.may_meet(self._splits))
         return pb.GetEnvironmentResponse(
             environment=pb.EnvironmentSpec(
                 id=spec.id,
@@ -299,31 +302,31 @@ class EnvironmentService:
                 family=spec.family,
                 summary=spec.summary,
                 options_schema_json=canonical_json(host.options_schema),
-                options_json=options_json,
-                instructions=await self._instructions(call, host, options_json, limits),
+                options_json=options.json,
+                instructions=await self._instructions(call, host, options, limits),
                 action_separator=spec.action_separator,
                 action_kind=messages.ACTION_KINDS[spec.action_kind],
                 tools_json=spec.tools,
                 limits=messages.limits(limits),
                 caps=messages.limits(spec.caps),
                 determinism=messages.DETERMINISMS[spec.determinism],
-                splits=[_split_info(host, options_json, limits, split, split in served) for split in Split],
+                splits=[_split_info(host, options.json, limits, split, split in served) for split in Split],
                 split_epoch=spec.split_epoch,
                 step_deadline_seconds=spec.step_deadline,
             )
         ).SerializeToString()
 
-    async def _instructions(self, call: Call, host: EnvironmentHost, options_json: str, limits: Limits) -> str:
+    async def _instructions(self, call: Call, host: EnvironmentHost, options: ResolvedOptions, limits: Limits) -> str:
         """What an agent has to be told, from a thread.
 
         Raises:
             ItemError: ENVIRONMENT_FAILED or STEP_DEADLINE.
         """
         spec = host.spec
-        what = f"the instructions of {spec.id} for options {options_json}"
+        what = f"the instructions of {spec.id} for options {options.json}"
         try:
             return await self.runtime.threads(spec).run(
-                lambda: host.instructions(options_json, limits), spec.step_deadline, account=call.caller.account
+                lambda: host.instructions(options, limits), spec.step_deadline, account=call.caller.account
             )
         except ItemError:
             raise
@@ -332,7 +335,7 @@ class EnvironmentService:
                 Reason.STEP_DEADLINE, f"{what} ran past their deadline of {spec.step_deadline:g} s"
             ) from None
         except ENVIRONMENT_ERRORS as error:
-            log.exception("%s failed", what, extra=Event(rpc=call.rpc, environment=spec.id, options=options_json))
+            log.exception("%s failed", what, extra=Event(rpc=call.rpc, environment=spec.id, options=options.json))
             raise ItemError(Reason.ENVIRONMENT_FAILED, f"{what} failed: {exception_text(error)}") from error
 
     # Sessions that begin
@@ -342,13 +345,15 @@ class EnvironmentService:
         waiting = wait_seconds(request.max_wait_seconds)
         may_meet = call.caller.may_meet(self._splits)
 
-        def prepare(item: pb.ResetItem) -> Callable[[], Awaitable[Session]]:
+        async def prepare(item: pb.ResetItem) -> Callable[[], Awaitable[Session]]:
             if item.HasField("sealed_seed") and not call.caller.may_unseal:
                 role = call.caller.role.value
                 raise ItemError(
                     Reason.NOT_PERMITTED, f"sealed seeds are not for role {role!r}", metadata={"role": role}
                 )
-            host, plan = read_reset(item, self.hosts, may_meet, self._seal_key, call.caller.withheld_from)
+            host = find_host_of_reset(self.hosts, item)
+            options = await self._options.check(host, item.options_json, call.caller.account)
+            plan = read_reset(item, host, options, may_meet, self._seal_key, call.caller.withheld_from)
             call.about(host.spec.id)
             return lambda: self._start(call.caller, host, plan, request.want_legal_actions)
 
@@ -363,10 +368,10 @@ class EnvironmentService:
         prepare = self._copies(call)
         return await self._begin(items, call, prepare, wait_seconds(0), request.want_legal_actions, held)
 
-    def _copies(self, call: Call) -> Callable[[pb.ForkItem], Callable[[], Awaitable[Session]]]:
+    def _copies(self, call: Call) -> "Prepare[pb.ForkItem]":
         """What checks an item of a Fork and returns what makes its session."""
 
-        def prepare(item: pb.ForkItem) -> Callable[[], Awaitable[Session]]:
+        async def prepare(item: pb.ForkItem) -> Callable[[], Awaitable[Session]]:
             session = self.table.find(item.session_id, call.caller.owner)
             call.about(session.identity.host.spec.id)
             noise_seed = _fork_noise(item)
@@ -429,7 +434,7 @@ class EnvironmentService:
         self,
         items: Sequence[ItemT | Undecodable],
         call: Call,
-        prepare: Callable[[Any], Callable[[], Awaitable[Session]]],
+        prepare: "Prepare[ItemT]",
     ) -> "_Asked":
         """What a call asks to begin. Until something is awaited again, what is new in it stays new.
 
@@ -443,7 +448,7 @@ class EnvironmentService:
         seen: set[str] = set()
         for position, item in enumerate(items):
             if position:
-                await asyncio.sleep(0)  # Options of one item may take milliseconds to read.
+                await asyncio.sleep(0)  # One item may take milliseconds to read.
             request_id = request_id_of(item)
             try:
                 item = decoded(item)
@@ -454,7 +459,7 @@ class EnvironmentService:
                 if creation is not None:
                     asked.known[position] = creation
                 else:
-                    prepared[position] = _New(request_id, fingerprint, prepare(item))
+                    prepared[position] = _New(request_id, fingerprint, await prepare(item))
             except ItemError as error:
                 asked.outcomes[position] = reset_error(request_id, call.failed(error))
         # While items were prepared, the same ones may have been opened by another call.
@@ -473,7 +478,7 @@ class EnvironmentService:
         self,
         items: Sequence[ItemT | Undecodable],
         call: Call,
-        prepare: Callable[[Any], Callable[[], Awaitable[Session]]],
+        prepare: "Prepare[ItemT]",
         waiting: float,
         want_legal: bool,
         held: str = "",

@@ -39,6 +39,8 @@ _WAITING: Final = "waiting for a turn, the oracle or a fork to be done"
 INTERPRETER_THREADS: Final = 2
 """Threads for resets, forks and oracles of inline environments. More would only take turns at the interpreter's lock,
 and keep the event loop from it; two, so that one slow oracle does not hold up every reset."""
+CHECK_THREADS: Final = 2
+"""The same for checks of options, of which each caller has one at a time."""
 
 
 class Runtime:
@@ -51,6 +53,7 @@ class Runtime:
         # What hangs keeps its place until its deadline: a quarter is left to other callers.
         self._threads = Threads(threads, share=max(1, threads - threads // 4))
         self._interpreter_threads = Threads(INTERPRETER_THREADS)
+        self.check_threads = Threads(CHECK_THREADS, share=1)
         self.killings = Killings()
         self.tasks: set[asyncio.Task[Any]] = set()
 
@@ -62,6 +65,7 @@ class Runtime:
         """Ends idle threads; busy ones end with what they are doing."""
         self._threads.close()
         self._interpreter_threads.close()
+        self.check_threads.close()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Runs `work` to its end, whoever stops waiting for it."""
