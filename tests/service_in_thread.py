@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from starlette.types import ASGIApp
 
 from turngym_leaderboard.intake import IntakeLimits
+from turngym_leaderboard.remote.proxy import Proxy
 from turngym_leaderboard.service.app import create_app
 from turngym_leaderboard.service.serving import ServiceConfig, address_of, listen, make_server
 from turngym_leaderboard.service.state import RateLimits
@@ -21,12 +22,18 @@ def serving(
     *,
     intake: IntakeLimits | None = None,
     rates: RateLimits = GENEROUS,
+    proxy: Proxy | None = None,
     wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> Iterator[str]:
-    """Serves within the block; gives the address. `wrap`: puts something between the network and the app."""
+    """Serves within the block; gives the address.
+
+    Args:
+        proxy: plays remote agents.
+        wrap: puts something between the network and the app.
+    """
     config = ServiceConfig(port=0)
     with listen(config) as listener:
-        server = make_server(wrap(create_app(store, intake, rates)), config)
+        server = make_server(wrap(create_app(store, intake, rates, proxy)), config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

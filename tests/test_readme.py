@@ -21,7 +21,7 @@ def example(name: str) -> str:
 
 def test_every_python_example_is_tested() -> None:
     text = README.read_text(encoding="utf-8")
-    assert text.count("```python") == len(re.findall(r"<!-- test: \w+ -->\n```python", text)) == 3
+    assert text.count("```python") == len(re.findall(r"<!-- test: \w+ -->\n```python", text)) == 4
 
 
 @pytest.fixture(scope="module")

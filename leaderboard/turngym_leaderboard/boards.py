@@ -125,6 +125,8 @@ class BoardDefinition(Model):
         sealed: scored episodes are seen by admins only until the season is closed. False: whoever may see a submission
             may see its episodes.
         submissions_per_owner: that are scored in the season.
+        remote_submissions_per_owner: of those, agents that are played by their owner's own programs, who then has seen
+            what the scored instances look like: a further submission of that owner could know them. 0: none.
         batch: episodes of one submission that are held at once; it fixes which ones are played together.
         max_response_tokens: that a checkpoint may write in a turn, whatever it asks for itself.
     """
@@ -135,6 +137,7 @@ class BoardDefinition(Model):
     about: Annotated[str, StringConstraints(max_length=2_000)] = ""
     sealed: bool = True
     submissions_per_owner: int = Field(default=10, ge=1)
+    remote_submissions_per_owner: int = Field(default=1, ge=0)
     batch: int = Field(default=64, ge=1, le=1_024)
     max_response_tokens: int = Field(default=1_024, ge=1)
     environments: Annotated[tuple[EnvironmentDefinition, ...], Field(min_length=1, max_length=64)]

@@ -6,6 +6,14 @@
             time.sleep(5)
         print(board.results(submission.id))
 
+An agent of one's own plays a board without leaving its machine:
+
+    def agent(episodes: Sequence[RemoteEpisode]) -> Sequence[str | Sequence[str]]:
+        return [ask_my_model(episode.instructions, episode.turns, episode.observation) for episode in episodes]
+
+    submission = board.begin_remote("grids-2026-winter", name="mine")
+    board.play_remote(submission.id, agent, at_once=16)
+
 Whatever may be repeated is: a request that was not answered, 429, 502, 503 and 504 are tried again for `patience`
 seconds, after Retry-After or 0.2 to 10 s (doubled each time, with jitter). A submission has a key of its own, so that
 repeating its beginning begins nothing new, and a part of a file goes on from what the service has. Other refusals are
@@ -16,7 +24,9 @@ import hashlib
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -31,21 +41,33 @@ from turngym_leaderboard.intake.names import files_to_send
 from turngym_leaderboard.lifecycle import Visibility
 from turngym_leaderboard.service import messages
 from turngym_leaderboard.service.messages import (
+    Ask,
     Board,
     Change,
+    Dealt,
     Episode,
     EpisodeLine,
     EpisodeList,
+    Exchange,
     File,
     NewFile,
+    NewRemote,
     NewSubmission,
+    RemoteEpisode,
     Result,
     Row,
+    Step,
     Submission,
+    Turn,
 )
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that have arrived, and those of all files."""
+
+RemoteAgent = Callable[[Sequence[RemoteEpisode]], Sequence[str | Sequence[str]]]
+"""Answers a turn of each of these episodes, in their order: with a text in the form of `RemoteEpisode.form`, or with
+its actions. All that was read and answered in an episode comes with it, so an agent need not remember anything.
+"""
 
 _PREFIX: Final = "/api/v1"
 _PATIENCE: Final = 60.0
@@ -193,20 +215,9 @@ class BoardClient:
             OSError: a file cannot be read.
         """
         files = announce(folder)
-        try:
+        with _named(name):
             wanted = NewSubmission(name=name, visibility=visibility, files=tuple(files))
-        except ValidationError as error:
-            raise BoardError(f"the name {name!r} cannot be used: {error.errors()[0]['msg']}") from error
-        key = secrets.token_urlsafe(24)
-        submission = _one(
-            Submission,
-            self._call(
-                "POST",
-                f"/boards/{board}/submissions",
-                json=wanted.model_dump(mode="json"),
-                headers={"Idempotency-Key": key},
-            ),
-        )
+        submission = self._begin(f"/boards/{board}/submissions", wanted)
         begun(submission)
         self._send(submission.id, folder, files, progress)
         return self.status(submission.id)
@@ -220,6 +231,89 @@ class BoardClient:
         """
         self._send(id, folder, announce(folder), progress)
         return self.status(id)
+
+    def begin_remote(self, board: str, *, name: str, visibility: Visibility = Visibility.PRIVATE) -> Submission:
+        """Begins a submission that an agent of one's own plays, by `play_remote` or by `ask` and `answer`.
+
+        It counts against one's number in the season from now on; an interrupted one is found among `submissions`.
+
+        Args:
+            name: what the board calls it.
+        """
+        with _named(name):
+            wanted = NewRemote(name=name, visibility=visibility)
+        return self._begin(f"/boards/{board}/remote", wanted)
+
+    def play_remote(
+        self,
+        id: str,
+        agent: RemoteAgent,
+        *,
+        at_once: int = 1,
+        progress: Callable[[int], None] = lambda left: None,
+    ) -> Submission:
+        """Plays a remote submission to its end, also one that was begun or interrupted elsewhere.
+
+        Args:
+            at_once: episodes that the agent is shown together; each has to be answered in the board's time.
+            progress: called with the number of episodes that have not ended.
+        """
+        while (dealt := self.ask(id, at_once)).left:
+            progress(dealt.left)
+            going = dealt.episodes
+            while going:
+                answers = agent(going)
+                played = [self._turn(id, *each) for each in zip(going, answers, strict=True)]
+                going = tuple(episode for episode in played if episode is not None)
+        return self.status(id)
+
+    def ask(self, id: str, episodes: int = 1) -> Dealt:
+        """The episodes of a remote submission that go on, and further ones until so many do."""
+        wanted = Ask(episodes=episodes)
+        return _one(Dealt, self._call("POST", f"/submissions/{id}/play", json=wanted.model_dump(mode="json")))
+
+    def answer(self, id: str, episode: str, turn: int, written: str | Sequence[str]) -> Step:
+        """Answers a turn with a text or with actions; the same answer once more gets the same.
+
+        Raises:
+            BoardError: with status 409 where the episode is over or at another turn.
+        """
+        try:
+            told = (
+                Turn(turn=turn, text=written) if isinstance(written, str) else Turn(turn=turn, actions=tuple(written))
+            )
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise BoardError(
+                f"the answer cannot be sent: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+            ) from error
+        body = told.model_dump(mode="json", exclude_none=True)
+        return _one(Step, self._call("POST", f"/submissions/{id}/play/{episode}", json=body))
+
+    def _turn(self, id: str, episode: RemoteEpisode, written: str | Sequence[str]) -> RemoteEpisode | None:
+        """The episode after this answer; None: it is over, or not where it was thought to be."""
+        try:
+            step = self.answer(id, episode.id, episode.turn, written)
+        except BoardError as refusal:
+            if refusal.status == HTTPStatus.CONFLICT:
+                return None
+            raise
+        if step.done:
+            return None
+        text = written if isinstance(written, str) else episode.action_separator.join(written)
+        return episode.model_copy(
+            update={
+                "turns": (*episode.turns, Exchange(observation=episode.observation, text=text)),
+                "turn": step.turn,
+                "observation": step.observation,
+                "due": step.due,
+            }
+        )
+
+    def _begin(self, path: str, wanted: BaseModel) -> Submission:
+        """Begins a submission, once however often it has to be asked for."""
+        key = {"Idempotency-Key": secrets.token_urlsafe(24)}
+        return _one(Submission, self._call("POST", path, json=wanted.model_dump(mode="json"), headers=key))
 
     def _send(self, id: str, folder: Path, announced: Sequence[NewFile], progress: Progress) -> None:
         """Sends the rest of every file, and none but those that were announced, whatever the service asks for."""
@@ -310,6 +404,15 @@ class _Patience:
             raise refusal
         self._next = min(_LONGEST_WAIT, self._next * 2)
         time.sleep(seconds)
+
+
+@contextmanager
+def _named(name: str) -> Generator[None]:
+    """Tells of a name that no submission can have."""
+    try:
+        yield
+    except ValidationError as error:
+        raise BoardError(f"the name {name!r} cannot be used: {error.errors()[0]['msg']}") from error
 
 
 def announce(folder: Path) -> list[NewFile]:

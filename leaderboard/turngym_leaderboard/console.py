@@ -14,10 +14,14 @@ from turngym_leaderboard.evaluation import CannotEvaluate
 from turngym_leaderboard.record import RecordError
 
 
-def connected(server: Sequence[str]) -> Client:
-    """A client, or in one line why there can be none: an address or token that is none, or a file that is missing."""
+def connected(server: Sequence[str], patience: float = 60.0) -> Client:
+    """A client, or in one line why there can be none: an address or token that is none, or a file that is missing.
+
+    Args:
+        patience: seconds for which it goes on trying while servers are away or full.
+    """
     try:
-        return connect(server)
+        return connect(server, patience=patience)
     except (ValueError, OSError) as error:
         raise CannotEvaluate(str(error)) from error
 

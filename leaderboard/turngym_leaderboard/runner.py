@@ -45,23 +45,52 @@ class Played:
     last_observation: str
 
 
+Blame = Literal["", "agent", "environment", "server"]
+"""Whose fault it is that an episode did not come to its end; "": nobody's."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Job:
+class Place:
+    """Which episode it is of those that every agent plays, and the seeds that follow from that."""
+
     instance: Instance
     attempt: int
+    noise_seed: int
+    agent_seed: int
+
+    @classmethod
+    def of(cls, protocol: Protocol, instance: Instance, attempt: int) -> "Place":
+        of = (protocol.secret, protocol.environment, instance.draw, attempt)
+        return cls(instance, attempt, seeds.noise_seed(*of), seeds.agent_seed(*of))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How an episode ended, by its own or by somebody's fault.
+
+    Attributes:
+        success, truncated, end_reason, digest: as the last transition has them.
+        outgrown: the agent could read no more.
+    """
+
+    blame: Blame = ""
+    fault: str = ""
+    success: bool | None
+    truncated: bool
+    end_reason: str
+    digest: str
+    outgrown: bool = False
 
 
 @dataclass(slots=True)
 class _Run:
-    """One try of a job."""
+    """One try of an episode."""
 
-    job: _Job
-    request_noise: int
-    agent_seed: int
+    place: Place
     episode: Episode | None = None
     turns: list[TurnRecord] = field(default_factory=list[TurnRecord])
     fault: str = ""
-    blame: Literal["", "agent", "environment", "server"] = ""
+    blame: Blame = ""
     outgrown: bool = False
 
     @property
@@ -115,16 +144,16 @@ def play(
         AgentUnavailable: as the agent does.
         TurngymError: what no second try can mend, such as a split that is not served.
     """
-    jobs = [
-        _Job(instance, attempt)
+    places = [
+        Place.of(protocol, instance, attempt)
         for instance in selection.instances
         for attempt in range(protocol.attempts)
         if only is None or (instance.draw, attempt) in only
     ]
     played: list[Played] = []
     gone = False
-    for start in range(0, len(jobs), sessions):
-        batch = [_new_run(protocol, job) for job in jobs[start : start + sessions]]
+    for start in range(0, len(places), sessions):
+        batch = [_Run(place) for place in places[start : start + sessions]]
         if gone:
             for run in batch:
                 run.fault, run.blame = "not played: nothing of the batch before could be resolved", "server"
@@ -136,7 +165,7 @@ def play(
             again = [i for i, run in enumerate(batch) if run.blame in ("environment", "server")]
             if not again:
                 break
-            retries = [_new_run(protocol, batch[i].job) for i in again]
+            retries = [_Run(batch[i].place) for i in again]
             _play_batch(table, retries)
             for i, run in zip(again, retries, strict=True):
                 batch[i] = run
@@ -146,11 +175,6 @@ def play(
         played += [_finished(run) for run in batch]
         on_episodes(len(batch))
     return played
-
-
-def _new_run(protocol: Protocol, job: _Job) -> _Run:
-    place = (protocol.secret, protocol.environment, job.instance.draw, job.attempt)
-    return _Run(job=job, request_noise=seeds.noise_seed(*place), agent_seed=seeds.agent_seed(*place))
 
 
 def _play_batch(table: _Table, runs: Sequence[_Run]) -> None:
@@ -173,8 +197,8 @@ def _reset(table: _Table, runs: Sequence[_Run]) -> None:
     requests = [
         request(
             table.protocol,
-            level_seed=run.job.instance.level_seed,
-            noise_seed=run.request_noise,
+            level_seed=run.place.instance.level_seed,
+            noise_seed=run.place.noise_seed,
             version=table.selection.version,
             seal=table.seal,
         )
@@ -196,7 +220,7 @@ def _seat(run: _Run) -> Seat:
         instructions=episode.instructions,
         action_separator=episode.action_separator,
         max_actions_per_turn=episode.limits.max_actions_per_turn,
-        seed=run.agent_seed,
+        seed=run.place.agent_seed,
     )
 
 
@@ -230,7 +254,7 @@ def _play_turn(client: Client, agent: Agent, begun: Sequence[_Run]) -> None:
         elif isinstance(outcome, TurngymError):
             _blame(run, outcome, "server")
         else:
-            run.turns.append(_turn(view, reply, outcome))
+            run.turns.append(turn_record(view.transition.observation, reply, outcome))
             if outcome.done and outcome.success is None:
                 run.fault, run.blame = "the environment did not say whether it succeeded", "server"
 
@@ -247,7 +271,7 @@ def _advise(client: Client, live: Sequence[_Run]) -> dict[int, Advice]:
     return advice
 
 
-def _blame(run: _Run, error: TurngymError, blame: Literal["environment", "server"]) -> None:
+def _blame(run: _Run, error: TurngymError, blame: Blame) -> None:
     if isinstance(error, _CALLER):
         raise error
     run.fault, run.blame = f"{type(error).__name__}: {error}", blame
@@ -258,9 +282,14 @@ def _episode(run: _Run) -> Episode:
     return run.episode
 
 
-def _turn(view: View, reply: Reply, outcome: Transition) -> TurnRecord:
+def turn_record(observation: str, reply: Reply, outcome: Transition) -> TurnRecord:
+    """What is kept of a turn.
+
+    Args:
+        observation: that the agent read before it.
+    """
     return TurnRecord(
-        observation=view.transition.observation,
+        observation=observation,
         text=reply.text,
         reasoning=reply.reasoning,
         actions=reply.actions,
@@ -278,35 +307,49 @@ def _turn(view: View, reply: Reply, outcome: Transition) -> TurnRecord:
 
 def _finished(run: _Run) -> Played:
     """What is kept of a run that is not tried again."""
-    outcomes: dict[str, Literal["played", "agent_fault", "environment_fault", "unresolved"]] = {
+    state = run.episode.state if run.episode is not None else None
+    ending = Ending(
+        blame=run.blame,
+        fault=run.fault,
+        success=state.success if state is not None else None,
+        truncated=state.truncated if state is not None else False,
+        end_reason=state.end_reason.value if state is not None else "",
+        digest=state.digest.hex() if state is not None else "",
+        outgrown=run.outgrown,
+    )
+    record = episode_record(run.place, run.turns, ending)
+    return Played(record, tuple(run.turns), state.observation if state is not None else "")
+
+
+def episode_record(place: Place, turns: Sequence[TurnRecord], ending: Ending) -> EpisodeRecord:
+    """What is kept of an episode that is not tried again."""
+    outcomes: dict[Blame, Literal["played", "agent_fault", "environment_fault", "unresolved"]] = {
         "": "played",
         "agent": "agent_fault",
         "environment": "environment_fault",
         "server": "unresolved",
     }
-    state = run.episode.state if run.episode is not None else None
-    record = EpisodeRecord(
-        draw=run.job.instance.draw,
-        attempt=run.job.attempt,
-        level_seed=run.job.instance.level_seed,
-        noise_seed=run.request_noise,
-        agent_seed=run.agent_seed,
-        instance_id=run.job.instance.instance_id,
-        world_id=run.job.instance.world_id,
-        outcome=outcomes[run.blame],
-        fault=run.fault,
-        success=None if run.blame == "server" else (not run.blame and state is not None and bool(state.success)),
-        truncated=run.outgrown or (state is not None and state.truncated),
-        end_reason=state.end_reason.value if state is not None else "",
-        actions=tuple(turn.actions for turn in run.turns),
-        rewards=tuple(turn.reward for turn in run.turns),
-        invalid_turns=sum(not turn.action_valid for turn in run.turns),
-        unparsed_turns=sum(not turn.valid_format for turn in run.turns),
-        cut_off_turns=sum(turn.cut_off for turn in run.turns),
-        tokens=total(turn.tokens for turn in run.turns),
-        tokens_in=total(turn.tokens_in for turn in run.turns),
-        cost=total(turn.cost for turn in run.turns),
-        failures=by_kind(turn.failure for turn in run.turns),
-        digest=state.digest.hex() if state is not None else "",
+    return EpisodeRecord(
+        draw=place.instance.draw,
+        attempt=place.attempt,
+        level_seed=place.instance.level_seed,
+        noise_seed=place.noise_seed,
+        agent_seed=place.agent_seed,
+        instance_id=place.instance.instance_id,
+        world_id=place.instance.world_id,
+        outcome=outcomes[ending.blame],
+        fault=ending.fault,
+        success=None if ending.blame == "server" else (not ending.blame and bool(ending.success)),
+        truncated=ending.outgrown or ending.truncated,
+        end_reason=ending.end_reason,
+        actions=tuple(turn.actions for turn in turns),
+        rewards=tuple(turn.reward for turn in turns),
+        invalid_turns=sum(not turn.action_valid for turn in turns),
+        unparsed_turns=sum(not turn.valid_format for turn in turns),
+        cut_off_turns=sum(turn.cut_off for turn in turns),
+        tokens=total(turn.tokens for turn in turns),
+        tokens_in=total(turn.tokens_in for turn in turns),
+        cost=total(turn.cost for turn in turns),
+        failures=by_kind(turn.failure for turn in turns),
+        digest=ending.digest,
     )
-    return Played(record, tuple(run.turns), state.observation if state is not None else "")

@@ -17,14 +17,17 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
+from turngym.sealed import read_seal_key
 from turngym_leaderboard.board_commands import Data, Database
-from turngym_leaderboard.console import fail, needs_board, one_line_errors, progress_bar
+from turngym_leaderboard.console import connected, fail, needs_board, one_line_errors, progress_bar
 from turngym_leaderboard.lifecycle import Role, State, Visibility
 
 if TYPE_CHECKING:
     from turngym_leaderboard.client import BoardClient
     from turngym_leaderboard.service.messages import Board, Result, Submission
 
+PROXY_PATIENCE: Final = 10.0
+"""Seconds for which environment servers are tried before a remote agent is told to come back."""
 POLLED_EVERY: Final = 2.0
 """Seconds between two looks at a submission that is watched."""
 TOKEN: Final = "TURNGYM_BOARD_TOKEN"  # noqa: S105 — the variable's name
@@ -52,7 +55,7 @@ def serve_command(
     data: Data,
     server: Annotated[
         list[str] | None,
-        typer.Option(help="host:port of an environment server for the worker; several may be given."),
+        typer.Option(help="host:port of an environment server for worker and remote agents; several may be given."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 takes a free one and prints it.")] = 8000,
@@ -65,6 +68,13 @@ def serve_command(
     ] = "",
     max_gibibytes: Annotated[float, typer.Option(min=0.001, help="Of a submission's files together.")] = 16.0,
     requests_per_second: Annotated[float, typer.Option(min=0.1, help="Of one address.")] = 50.0,
+    turn_minutes: Annotated[
+        float, typer.Option(min=0.01, help="That a remote agent has for a turn; then its episode has failed.")
+    ] = 10.0,
+    idle_hours: Annotated[
+        float,
+        typer.Option(min=0.01, help="After which the rest of a remote agent's episodes, not asked for, has failed."),
+    ] = 24.0,
     worker: Annotated[
         bool, typer.Option("--worker/--no-worker", help="Play submissions too; otherwise start `leaderboard worker`.")
     ] = True,
@@ -80,6 +90,8 @@ def serve_command(
     """Serves the boards of a folder: pages, the API under /api/v1 (described at /api/v1/docs), and a worker."""
     with needs_board():
         from turngym_leaderboard.intake import GIBIBYTE, IntakeLimits
+        from turngym_leaderboard.remote.keeper import kept
+        from turngym_leaderboard.remote.proxy import Proxy, Times
         from turngym_leaderboard.service.app import create_app
         from turngym_leaderboard.service.serving import ServiceConfig, run
         from turngym_leaderboard.service.state import RateLimits
@@ -114,7 +126,18 @@ def serve_command(
                 seal_key=seal_key,
             )
             stack.enter_context(kept_running(work))
-        run(create_app(store, limits, rates), config, lambda address: typer.echo(f"leaderboard listening on {address}"))
+        remote_proxy = None
+        if server:
+            client = stack.enter_context(connected(server, patience=PROXY_PATIENCE))
+            key = read_seal_key(seal_key) if seal_key is not None else None
+            times = Times(turn=timedelta(minutes=turn_minutes), idle=timedelta(hours=idle_hours))
+            remote_proxy = Proxy(store, client, seal_key=key, times=times)
+            stack.enter_context(kept(remote_proxy))
+        run(
+            create_app(store, limits, rates, remote_proxy),
+            config,
+            lambda address: typer.echo(f"leaderboard listening on {address}"),
+        )
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,20 +18,20 @@ from typing import Final
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from turngym.sealed import Board as SealedBoard
-from turngym.sealed import SealKey, Seeds
+from turngym.sealed import SealKey
 from turngym_client import Client
 from turngym_leaderboard import scoring
 from turngym_leaderboard.agents import Agent, AgentUnavailable
 from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
 from turngym_leaderboard.examining import examine_next
 from turngym_leaderboard.playing import CannotPlay, ServersGone, check_board, play_submission
-from turngym_leaderboard.protocol import Seal
+from turngym_leaderboard.remote.seats import not_dealt
+from turngym_leaderboard.sealing import seal_of
 from turngym_leaderboard.store import LeaseLost, Store, boards, work
-from turngym_leaderboard.store.values import Board, Environment, Kind, State, Submission
+from turngym_leaderboard.store.values import Board, Kind, State, Submission
 
-PLAYED: Final = (Kind.SCRIPTED, Kind.CHECKPOINT)
-"""What a slot plays."""
+PLAYED: Final = (Kind.SCRIPTED, Kind.CHECKPOINT, Kind.REMOTE)
+"""What a slot plays; of remote agents, which are played by then, it computes the numbers."""
 
 _IDLE_SECONDS: Final = 1.0
 """Between two looks into an empty queue."""
@@ -123,8 +123,10 @@ class Slot:
             raise
 
     def _play_and_finish(self, lease: work.Lease, board: Board) -> tuple[State, str]:
-        check_board(self._client, board)
         submission = lease.submission
+        if submission.kind is Kind.REMOTE:
+            return self._finish(lease, board, not_dealt(board))
+        check_board(self._client, board)
         try:
             agent = make_agent(self._store, board, submission, self._config)
         except AgentUnavailable as error:
@@ -133,19 +135,17 @@ class Slot:
         # Where its files lie on this machine is nobody's business.
         found = {key: value for key, value in agent.description.items() if key != "folder"}
         work.describe(self._store, lease, found)
-        unavailable = play_submission(self._client, self._store, lease, board, agent, self._seal)
-        results = scoring.numbers(self._store, board, submission, unavailable)
+        key = self._config.seal_key
+        unavailable = play_submission(
+            self._client, self._store, lease, board, agent, lambda environment: seal_of(key, environment)
+        )
+        return self._finish(lease, board, unavailable)
+
+    def _finish(self, lease: work.Lease, board: Board, unavailable: Mapping[int, str]) -> tuple[State, str]:
+        results = scoring.numbers(self._store, board, lease.submission, unavailable)
         state, reason = scoring.state_of(results)
         work.finish(self._store, lease, state, results=results, reason=reason, now=datetime.now(UTC))
         return state, reason
-
-    def _seal(self, environment: Environment) -> Seal | None:
-        key = self._config.seal_key
-        if key is None:
-            return None
-        definition = environment.definition
-        board = SealedBoard(definition.id, environment.options_json, definition.split.value)
-        return lambda level_seed, noise_seed: key.seal(board, Seeds(level_seed, noise_seed))
 
     def _release(self, lease: work.Lease) -> None:
         with suppress(LeaseLost):

@@ -79,7 +79,7 @@ def submit(
         raise problem(422, "a file is announced twice")
     check_sizes(sizes, service.intake)
     public_id = submissions.public_id_of(owner, idempotency_key)
-    known = _known(service, public_id)
+    known = known_submission(service, public_id)
     if known is None:
         take(service.beginnings, str(owner.id))
         uploads.check_room(store, sum(sizes.values()))
@@ -102,21 +102,21 @@ def list_own(service: ServiceOf, owner: OwnerOf) -> list[messages.Submission]:
 @router.get("/submissions/{id}")
 def read_submission(service: ServiceOf, caller: CallerOf, id: Id) -> messages.Submission:
     """A submission and where it stands."""
-    submission, board = _seen(service, caller.viewer, id)
+    submission, board = seen(service, caller.viewer, id)
     return told_submission(submission, board)
 
 
 @router.patch("/submissions/{id}")
 def change_submission(service: ServiceOf, caller: CallerOf, id: Id, change: Change) -> messages.Submission:
     """Shows a submission to everybody, or to its owner alone."""
-    _, board = _owned(service, caller.viewer, id)
+    _, board = owned(service, caller.viewer, id)
     return told_submission(submissions.set_visibility(service.store, id, change.visibility), board)
 
 
 @router.post("/submissions/{id}/withdraw")
 def withdraw(service: ServiceOf, caller: CallerOf, id: Id) -> messages.Submission:
     """Ends a submission that is not scored yet. It goes on counting against its owner's number once it was queued."""
-    _, board = _owned(service, caller.viewer, id)
+    _, board = owned(service, caller.viewer, id)
     ended = submissions.set_state(service.store, id, State.FAILED, reason="withdrawn")
     discard(service.store, id)
     return told_submission(ended, board)
@@ -125,7 +125,7 @@ def withdraw(service: ServiceOf, caller: CallerOf, id: Id) -> messages.Submissio
 @router.get("/submissions/{id}/files")
 def list_files(service: ServiceOf, caller: CallerOf, id: Id) -> list[messages.File]:
     """The files of a submission, and how much of each has arrived. For its owner."""
-    _owned(service, caller.viewer, id)
+    owned(service, caller.viewer, id)
     return [messages.File.model_validate(file) for file in submissions.files(service.store, id)]
 
 
@@ -143,7 +143,7 @@ async def send_part(
     What arrived of a part that was cut off is kept: ask for `files`, and go on from there. When all files are whole the
     submission is examined and queued without a further call.
     """
-    submission, _ = await run_in_threadpool(_owned, service, caller.viewer, id)
+    submission, _ = await run_in_threadpool(owned, service, caller.viewer, id)
     return messages.File.model_validate(
         await uploads.receive_part(service.store, submission, name, upload_offset, aiter(request.stream()))
     )
@@ -152,7 +152,7 @@ async def send_part(
 @router.get("/submissions/{id}/results")
 def read_results(service: ServiceOf, caller: CallerOf, id: Id) -> list[messages.Result]:
     """What a submission came to, by environment; empty until it has been scored."""
-    submission, board = _seen(service, caller.viewer, id)
+    submission, board = seen(service, caller.viewer, id)
     found = episodes.results(service.store, board).get(submission.id, [])
     return [messages.Result.model_validate(result) for result in found]
 
@@ -171,7 +171,7 @@ def list_episodes(
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
 ) -> messages.EpisodeList:
     """Episodes of a submission that the caller may see: of a sealed board, those of its showcase."""
-    submission, board = _seen(service, caller.viewer, id)
+    submission, board = seen(service, caller.viewer, id)
     if not visibility.may_see_episode(caller.viewer, board, submission, showcase=False):
         if showcase is False:
             return messages.EpisodeList(total=0, offset=offset, episodes=())
@@ -194,7 +194,7 @@ def read_episode(
     service: ServiceOf, caller: CallerOf, id: Id, number: Annotated[int, Path(ge=0, lt=1 << 31)]
 ) -> messages.Episode:
     """An episode turn by turn."""
-    submission, board = _seen(service, caller.viewer, id)
+    submission, board = seen(service, caller.viewer, id)
     played = episodes.read(service.store, submission, number)
     if not visibility.may_see_episode(caller.viewer, board, submission, showcase=played.line.showcase):
         raise NotFound(f"submission {id} has no episode {number}")
@@ -208,7 +208,7 @@ def _row(submission: Submission, board: Board, results: list[values.Result]) -> 
     )
 
 
-def _seen(service: Service, viewer: Viewer, id: str) -> tuple[Submission, Board]:
+def seen(service: Service, viewer: Viewer, id: str) -> tuple[Submission, Board]:
     """A submission that this viewer may see, with its board; for others there is none."""
     submission = submissions.find(service.store, id)
     if not visibility.may_see_submission(viewer, submission):
@@ -216,9 +216,9 @@ def _seen(service: Service, viewer: Viewer, id: str) -> tuple[Submission, Board]
     return submission, boards.of_id(service.store, submission.board_id)
 
 
-def _owned(service: Service, viewer: Viewer, id: str) -> tuple[Submission, Board]:
+def owned(service: Service, viewer: Viewer, id: str) -> tuple[Submission, Board]:
     """A submission that this viewer may change."""
-    submission, board = _seen(service, viewer, id)
+    submission, board = seen(service, viewer, id)
     if not visibility.may_change(viewer, submission):
         raise problem(403, f"submission {id} is not yours")
     return submission, board
@@ -243,7 +243,7 @@ def _create(service: Service, owner: values.Owner, board: Board, wanted: NewSubm
         return submissions.find(service.store, public_id)
 
 
-def _known(service: Service, public_id: str) -> Submission | None:
+def known_submission(service: Service, public_id: str) -> Submission | None:
     try:
         return submissions.find(service.store, public_id)
     except NotFound:

@@ -4,9 +4,9 @@ Times are ISO 8601, UTC; seeds are decimal strings; hashes are SHA-256 in hexade
 """
 
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from turngym_leaderboard.intake.names import MAX_FILES
 from turngym_leaderboard.lifecycle import FINAL, Kind, State, Visibility
@@ -65,6 +65,44 @@ class Change(Question):
     """What an owner may change of a submission."""
 
     visibility: Visibility
+
+
+class NewRemote(Question):
+    """An agent that its owner's own program plays, through this service."""
+
+    name: Name
+    visibility: Visibility = Visibility.PRIVATE
+
+
+class Ask(Question):
+    """How many episodes are played at once; those that go on are among them."""
+
+    episodes: int = Field(default=1, ge=1, le=1_024)
+
+
+class Turn(Question):
+    """An agent's answer to what it read: its whole text, in the form that it was told, or its actions.
+
+    `turn` is that of the observation. Of several actions those beyond the most that are run are left out.
+    """
+
+    turn: int = Field(ge=0, lt=1 << 31)
+    text: Annotated[str, StringConstraints(max_length=65_536)] | None = None
+    actions: (
+        Annotated[tuple[Annotated[str, StringConstraints(max_length=1_024)], ...], Field(min_length=1, max_length=256)]
+        | None
+    ) = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.text is None) == (self.actions is None):
+            raise ValueError("expected either text or actions")
+        return self
+
+    @property
+    def written(self) -> str | tuple[str, ...]:
+        """The text, or the actions."""
+        return self.text if self.text is not None else self.actions or ()
 
 
 class File(Answer):
@@ -184,3 +222,46 @@ class Episode(Answer):
     line: EpisodeLine
     record: EpisodeRecord
     trajectory: Trajectory
+
+
+class Exchange(Answer):
+    """A turn of an episode: what was read, and what was answered."""
+
+    observation: str
+    text: str
+
+
+class RemoteEpisode(Answer):
+    """An episode that goes on.
+
+    `form` says how a text has to be written. `turns` were answered before, `observation` is that of turn `turn`, whose
+    answer must be there by `due`; it is null where the last answer still waits for a server.
+    """
+
+    id: str
+    environment: str
+    instructions: str
+    form: str
+    action_separator: str
+    max_actions_per_turn: int
+    turns: tuple[Exchange, ...]
+    turn: int
+    observation: str
+    due: datetime | None
+
+
+class Dealt(Answer):
+    """The episodes that go on; `left` have not ended, these among them. None left: the submission is scored next."""
+
+    episodes: tuple[RemoteEpisode, ...]
+    left: int
+
+
+class Step(Answer):
+    """What an answer came to: the observation of the next turn. `fault`: why it ended otherwise than by play, or ""."""
+
+    turn: int
+    observation: str
+    done: bool
+    due: datetime | None
+    fault: str

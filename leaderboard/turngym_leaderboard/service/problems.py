@@ -12,9 +12,12 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from turngym_leaderboard.intake import Refused
+from turngym_leaderboard.remote.proxy import ServersAway
 from turngym_leaderboard.store import LimitReached, NotFound, StoreError
 
 log: Final = logging.getLogger(__name__)
+AWAY_SECONDS: Final = 2
+"""After which an environment server that did not answer is asked again."""
 _STATUS: Final[Mapping[type[StoreError], HTTPStatus]] = {
     NotFound: HTTPStatus.NOT_FOUND,
     LimitReached: HTTPStatus.FORBIDDEN,
@@ -38,6 +41,10 @@ def add_handlers(app: FastAPI) -> None:
     def store(request: Request, error: StoreError) -> Response:
         return _told(_STATUS.get(type(error), HTTPStatus.CONFLICT), str(error))
 
+    @app.exception_handler(ServersAway)
+    def away(request: Request, error: ServersAway) -> Response:
+        return _told(HTTPStatus.SERVICE_UNAVAILABLE, str(error), {"Retry-After": str(AWAY_SECONDS)})
+
     @app.exception_handler(Refused)
     def refused(request: Request, error: Refused) -> Response:
         return _told(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
@@ -55,7 +62,7 @@ def add_handlers(app: FastAPI) -> None:
             HTTPStatus.INTERNAL_SERVER_ERROR, f"the service failed; its operator finds it as {number} in the log"
         )
 
-    _ = (http, store, refused, malformed, failed)
+    _ = (http, store, away, refused, malformed, failed)
 
 
 def _fault(fault: Mapping[str, object]) -> str:

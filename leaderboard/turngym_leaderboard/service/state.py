@@ -1,13 +1,17 @@
 """What a running service holds: its store, its limits and its counts of calls."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
+import anyio
 from fastapi import Depends, Request
 
 from turngym_leaderboard.intake import IntakeLimits
+from turngym_leaderboard.remote.proxy import Proxy
 from turngym_leaderboard.service.rate_limits import RateLimiter
 from turngym_leaderboard.store import Store
+
+_PLAYING: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +38,15 @@ class Service:
     """What every call of a service shares.
 
     Attributes:
+        proxy: plays remote agents' turns; None: without environment servers none are played.
+        playing: calls that may do so at once; others wait, without holding up pages.
         calls: by owner. guesses: wrong tokens, by address. beginnings: of submissions, by owner.
     """
 
-    def __init__(self, store: Store, intake: IntakeLimits, rates: RateLimits) -> None:
+    def __init__(self, store: Store, intake: IntakeLimits, rates: RateLimits, proxy: Proxy | None) -> None:
         self.store = store
+        self.proxy = proxy
+        self.playing = anyio.CapacityLimiter(_PLAYING)
         self.intake = intake
         self.rates = rates
         self.calls = RateLimiter(rates.owner_rate, rates.owner_burst)

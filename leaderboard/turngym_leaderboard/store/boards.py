@@ -59,8 +59,8 @@ def create(store: Store, definition: BoardDefinition, secret: int, deals: Sequen
                 )
                 session.add(row)
                 session.flush()
-                session.add_all(_instance(row.id, each, showcase=False) for each in deal.scored.instances)
-                session.add_all(_instance(row.id, each, showcase=True) for each in deal.showcase)
+                session.add_all(_instance_row(row.id, each, showcase=False) for each in deal.scored.instances)
+                session.add_all(_instance_row(row.id, each, showcase=True) for each in deal.showcase)
             scripted: tuple[Agent, ...] = (RandomAgent(), OracleAgent())
             session.add_all(
                 SubmissionRow(
@@ -125,6 +125,15 @@ def deal(store: Store, environment_id: int) -> Deal:
         return reading.deal(row, list(instances))
 
 
+def instance(store: Store, environment_id: int, draw: int) -> Instance:
+    """One instance of one of a board's environments, as `deal` has it. Raises NotFound."""
+    with store.reading() as session:
+        row = session.get(InstanceRow, (environment_id, draw))
+        if row is None:
+            raise NotFound(f"environment {environment_id} has no instance of draw {draw}")
+        return reading.instance(row)
+
+
 def close(store: Store, slug: str) -> Board:
     """Ends the season: the secret is published, nothing more is submitted, and what is not queued yet has failed.
 
@@ -161,7 +170,7 @@ def _row(session: Session, slug: str) -> BoardRow:
     return row
 
 
-def _instance(environment_id: int, instance: Instance, *, showcase: bool) -> InstanceRow:
+def _instance_row(environment_id: int, instance: Instance, *, showcase: bool) -> InstanceRow:
     return InstanceRow(
         environment_id=environment_id,
         draw=instance.draw,

@@ -229,6 +229,51 @@ class TrajectoryRow(Table):
     trajectory: Mapped[str] = mapped_column(Text)
 
 
+class RemoteEpisodeRow(Table):
+    """An episode of a submission that its owner's own program plays, from before it is dealt; see `store.remote`.
+
+    Attributes:
+        place: in the order in which the submission's episodes are dealt.
+        dealt: None: nobody has asked for it yet.
+        start: how it began; None: no server has started it yet.
+        due: when the next turn must be there; None while none is waited for.
+        fault: why it ended otherwise than by play, or "".
+    """
+
+    __tablename__ = "remote_episodes"
+    __table_args__ = (
+        ForeignKeyConstraint(["environment_id", "draw"], ["instances.environment_id", "instances.draw"]),
+        UniqueConstraint("submission_id", "environment_id", "draw", "attempt"),
+        Index(None, "submission_id", "place"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    public_id: Mapped[str] = mapped_column(String(32), unique=True)
+    submission_id: Mapped[int] = mapped_column(ForeignKey("submissions.id"))
+    environment_id: Mapped[int]
+    draw: Mapped[int]
+    attempt: Mapped[int]
+    showcase: Mapped[bool]
+    place: Mapped[int]
+    dealt: Mapped[datetime | None]
+    start: Mapped[str | None] = mapped_column(Text)
+    due: Mapped[datetime | None] = mapped_column(index=True)
+    ended: Mapped[datetime | None]
+    fault: Mapped[str] = mapped_column(Text, default="")
+
+
+class RemoteTurnRow(Table):
+    """A turn of such an episode: what was answered, and what came of it; None: it is still to be played."""
+
+    __tablename__ = "remote_turns"
+
+    episode_id: Mapped[int] = mapped_column(ForeignKey("remote_episodes.id"), primary_key=True)
+    turn: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    answered: Mapped[datetime]
+    answer: Mapped[str] = mapped_column(Text)
+    outcome: Mapped[str | None] = mapped_column(Text)
+
+
 class ResultRow(Table):
     """What a submission came to in one environment: derived from episodes, and computed again whenever they change."""
 

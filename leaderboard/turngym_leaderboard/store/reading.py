@@ -76,21 +76,21 @@ def board(row: BoardRow) -> Board:
 
 def deal(row: EnvironmentRow, instances: list[InstanceRow]) -> Deal:
     """Instances in the order of their draws."""
-    ordered = sorted(instances, key=lambda instance: instance.draw)
+    ordered = sorted(instances, key=lambda each: each.draw)
     return Deal(
         scored=Selection(
-            instances=tuple(_instance(instance) for instance in ordered if not instance.showcase),
+            instances=tuple(instance(each) for each in ordered if not each.showcase),
             draws=row.draws,
             version=row.version,
             split_epoch=row.split_epoch,
             options_json=row.options_json,
             limits=Limits(**row.limits),  # pyright: ignore[reportArgumentType] — as `boards.create` wrote them
         ),
-        showcase=tuple(_instance(instance) for instance in ordered if instance.showcase),
+        showcase=tuple(instance(each) for each in ordered if each.showcase),
     )
 
 
-def _instance(row: InstanceRow) -> Instance:
+def instance(row: InstanceRow) -> Instance:
     return Instance(
         draw=row.draw,
         level_seed=int(row.level_seed),

@@ -68,7 +68,7 @@ def create(
         row = _board(session, board.id)
         if row.closed is not None:
             raise WrongState(f"the season of {row.slug} is over; nothing more is submitted to it")
-        _check_number(session, row, owner.id)
+        check_number(session, row, owner.id, kind)
         submission = SubmissionRow(
             public_id=public_id or new_public_id(),
             board_id=row.id,
@@ -101,6 +101,15 @@ def find(store: Store, public_id: str) -> Submission:
     """Raises NotFound."""
     with store.reading() as session:
         return reading.submission(_row(session, public_id))
+
+
+def of_id(store: Store, number: int) -> Submission:
+    """Raises NotFound."""
+    with store.reading() as session:
+        row = session.get(SubmissionRow, number)
+        if row is None:
+            raise NotFound(f"there is no submission of number {number}")
+        return reading.submission(row)
 
 
 def of_board(store: Store, board: Board) -> list[Submission]:
@@ -178,10 +187,12 @@ def set_state(store: Store, public_id: str, state: State, *, reason: str = "") -
             board = _board(session, row.board_id)
             if board.closed is not None:
                 raise WrongState(f"the season of {board.slug} is over; nothing more is played in it")
+            if row.kind is Kind.REMOTE:
+                raise WrongState(f"submission {public_id} was played by its owner; what came of that stays as it is")
             if row.state is State.FAILED and row.queued is None:
                 raise WrongState(f"submission {public_id} was never found sound: {row.reason}; submit it anew")
             if row.queued is None and row.owner_id is not None:
-                _check_number(session, board, row.owner_id)
+                check_number(session, board, row.owner_id, row.kind)
             row.queued, row.finished, row.idle_claims = row.queued or now, None, 0
         if state in FINAL:
             row.finished = now
@@ -240,25 +251,31 @@ def clean(text: str) -> str:
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
-def _check_number(session: Session, board: BoardRow, owner_id: int) -> None:
+def check_number(session: Session, board: BoardRow, owner_id: int, kind: Kind) -> None:
+    """Raises LimitReached where an owner has none of this kind left in the season; within a transaction."""
     # Two at once of one owner wait for each other here, so that both see the other's.
     session.execute(select(BoardRow.id).where(BoardRow.id == board.id).with_for_update())
-    allowed = BoardDefinition.model_validate(board.definition).submissions_per_owner
+    definition = BoardDefinition.model_validate(board.definition)
+    allowed = definition.submissions_per_owner
     if _counted(session, board.id, owner_id) >= allowed:
         raise LimitReached(f"{allowed} submissions of an owner are scored in a season of {board.slug}; none is left")
-
-
-def _counted(session: Session, board_id: int, owner_id: int) -> int:
-    return (
-        session.scalar(
-            select(func.count()).where(
-                SubmissionRow.board_id == board_id,
-                SubmissionRow.owner_id == owner_id,
-                SubmissionRow.queued.is_not(None),
-            )
+    remote = definition.remote_submissions_per_owner
+    if kind is Kind.REMOTE and _counted(session, board.id, owner_id, Kind.REMOTE) >= remote:
+        raise LimitReached(
+            f"{remote} remote agents of an owner are scored in a season of {board.slug}, since a further one could "
+            "know its levels; none is left"
         )
-        or 0
-    )
+
+
+def _counted(session: Session, board_id: int, owner_id: int, kind: Kind | None = None) -> int:
+    where = [
+        SubmissionRow.board_id == board_id,
+        SubmissionRow.owner_id == owner_id,
+        SubmissionRow.queued.is_not(None),
+    ]
+    if kind is not None:
+        where.append(SubmissionRow.kind == kind)
+    return session.scalar(select(func.count()).where(*where)) or 0
 
 
 def _board(session: Session, board_id: int) -> BoardRow:

@@ -9,7 +9,7 @@ from datetime import datetime
 from turngym_leaderboard.boards import BoardDefinition, EnvironmentDefinition
 from turngym_leaderboard.lifecycle import FINAL, NEXT, Kind, Role, State, Visibility
 from turngym_leaderboard.protocol import Instance, Selection
-from turngym_leaderboard.record import EpisodeRecord, Statistics, Trajectory
+from turngym_leaderboard.record import EpisodeRecord, Model, Statistics, Trajectory, TurnRecord
 
 __all__ = [
     "FINAL",
@@ -21,6 +21,11 @@ __all__ = [
     "Kind",
     "Owner",
     "PlayedEpisode",
+    "RemoteAnswer",
+    "RemoteEpisode",
+    "RemoteOutcome",
+    "RemoteStart",
+    "RemoteTurn",
     "Result",
     "Role",
     "State",
@@ -193,3 +198,83 @@ class Result:
     statistics: Statistics | None
     unavailable: str
     computed: datetime
+
+
+class RemoteStart(Model):
+    """How an episode of a remote agent began.
+
+    Attributes:
+        sealed_seed: hexadecimal, of what its server was given instead of seeds; "": seeds. The digest depends on it.
+    """
+
+    instructions: str
+    action_separator: str
+    max_actions_per_turn: int
+    observation: str
+    digest: str
+    sealed_seed: str = ""
+
+
+class RemoteAnswer(Model):
+    """A turn as a remote agent answered it; see `turngym_leaderboard.agents.Reply`."""
+
+    text: str
+    reasoning: str
+    actions: tuple[str, ...]
+    valid_format: bool
+    failure: str = ""
+
+
+class RemoteOutcome(Model):
+    """What came of such a turn, and where the episode stands after it; see `turngym_client.Transition`."""
+
+    record: TurnRecord
+    observation: str
+    digest: str
+    done: bool
+    success: bool | None
+    truncated: bool
+    end_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteTurn:
+    """A turn that was answered. `outcome`: None: it is still to be played."""
+
+    answer: RemoteAnswer
+    outcome: RemoteOutcome | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteEpisode:
+    """An episode that its submission's owner plays.
+
+    Attributes:
+        public_id: random, all that is told of which one it is.
+        start: None: no server has started it yet.
+        due: when the next turn must be there; None while none is waited for.
+        fault: why it ended otherwise than by play, or "".
+    """
+
+    id: int
+    public_id: str
+    submission_id: int
+    environment_id: int
+    draw: int
+    attempt: int
+    showcase: bool
+    start: RemoteStart | None
+    due: datetime | None
+    ended: datetime | None
+    fault: str
+    turns: tuple[RemoteTurn, ...]
+
+    @property
+    def pending(self) -> bool:
+        """A turn was answered and is still to be played."""
+        return self.ended is None and bool(self.turns) and self.turns[-1].outcome is None
+
+    @property
+    def played(self) -> tuple[RemoteOutcome, ...]:
+        """What came of the turns that have been played."""
+        return tuple(turn.outcome for turn in self.turns if turn.outcome is not None)

@@ -146,10 +146,7 @@ def commit(
                 attempt=record.attempt,
                 showcase=showcase,
             )
-            _fill(row, record, sealed=sealed, now=now)
-            session.add(row)
-            session.flush()
-            session.merge(TrajectoryRow(episode_id=row.id, trajectory=trajectory.model_dump_json()))
+            keep_episode(session, row, record, trajectory, sealed=sealed, now=now)
             new += record.outcome != UNRESOLVED
         if new:
             submission.episodes += new
@@ -193,10 +190,11 @@ def done(store: Store, submission_id: int, environment_id: int) -> dict[Key, str
 
 
 def unfinished(store: Store, kinds: Collection[Kind], *, without: Collection[int] = ()) -> int:
-    """Submissions of these kinds that are queued or running, on all boards but those."""
+    """Submissions of these kinds that are queued, or that a worker holds, on all boards but those."""
+    held = and_(SubmissionRow.state == State.RUNNING, SubmissionRow.lease_until.is_not(None))
     with store.reading() as session:
         waiting = select(func.count()).where(
-            SubmissionRow.state.in_((State.QUEUED, State.RUNNING)),
+            or_(SubmissionRow.state == State.QUEUED, held),
             SubmissionRow.kind.in_(kinds),
             SubmissionRow.board_id.not_in(without),
         )
@@ -249,7 +247,10 @@ def _differ(known: EpisodeRow, record: EpisodeRecord) -> bool:
     return (kept.digest, kept.outcome, kept.actions) != (record.digest, record.outcome, record.actions)
 
 
-def _fill(row: EpisodeRow, record: EpisodeRecord, *, sealed: bool, now: datetime) -> None:
+def keep_episode(
+    session: Session, row: EpisodeRow, record: EpisodeRecord, trajectory: Trajectory, *, sealed: bool, now: datetime
+) -> None:
+    """Keeps what an episode came to, within a transaction. `row` tells which one it is."""
     row.outcome = record.outcome
     row.success = record.success
     row.total_reward = record.total_reward
@@ -259,6 +260,9 @@ def _fill(row: EpisodeRow, record: EpisodeRecord, *, sealed: bool, now: datetime
     row.sealed = sealed
     row.finished = now
     row.record = record.model_dump_json()
+    session.add(row)
+    session.flush()
+    session.merge(TrajectoryRow(episode_id=row.id, trajectory=trajectory.model_dump_json()))
 
 
 def _keep(session: Session, submission_id: int, results: Sequence[NewResult], now: datetime) -> None:

@@ -1,0 +1,393 @@
+"""What a remote agent may ask, and what follows from it: episodes are dealt, turns are answered and played.
+
+Whoever calls has made sure that the submission is the caller's. What is kept of an episode is what the runner keeps
+(`turngym_leaderboard.runner`), with the same faults: the agent's and a recurring one of the environment are failures,
+the server's are not.
+"""
+
+import logging
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from turngym.sealed import SealKey
+from turngym_client import Client, EnvironmentFailed, Episode, EpisodeRequest, Transition, TurngymError, parse_answer
+from turngym_leaderboard.agents import Reply
+from turngym_leaderboard.playing import CannotPlay, ServersGone, check_board
+from turngym_leaderboard.protocol import Seal, request
+from turngym_leaderboard.record import Trajectory
+from turngym_leaderboard.remote.seats import seats
+from turngym_leaderboard.remote.sessions import AWAY, NOT_SERVED, Sessions, Step
+from turngym_leaderboard.runner import TRIES, Blame, Ending, Place, episode_record, turn_record
+from turngym_leaderboard.sealing import seal_of
+from turngym_leaderboard.store import Store, Taken, WrongState, boards, remote, submissions
+from turngym_leaderboard.store.values import (
+    Board,
+    Environment,
+    Kind,
+    Owner,
+    RemoteAnswer,
+    RemoteEpisode,
+    RemoteOutcome,
+    RemoteStart,
+    State,
+    Submission,
+    Visibility,
+)
+
+_LOCKS: Final = 64
+_ABANDONED: Final = "deadline: it was never asked for"
+_FAILED: Final = "the environment failed in this turn, each time that it was played"
+_LOST: Final = "the board's servers failed in this episode; it counts neither as a success nor as a failure"
+_log: Final = logging.getLogger(__name__)
+
+
+class ServersAway(Exception):
+    """No environment server can play this now: nothing is lost, the same may be asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What an agent is given.
+
+    Attributes:
+        turn: for an answer. idle: without asking for anything, after which what was not dealt counts as failed.
+    """
+
+    turn: timedelta = timedelta(minutes=10)
+    idle: timedelta = timedelta(hours=24)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Where an episode is played."""
+
+    submission: Submission
+    environment: Environment
+    place: Place
+    request: EpisodeRequest
+
+
+class Proxy:
+    """Plays remote agents' turns on environment servers. May be shared by threads, and with other services' proxies."""
+
+    def __init__(
+        self, store: Store, client: Client, *, seal_key: SealKey | None = None, times: Times | None = None
+    ) -> None:
+        self.times = times or Times()
+        self._store = store
+        self._client = client
+        self._seal_key = seal_key
+        self._sessions = Sessions(client)
+        self._locks = [threading.Lock() for _ in range(_LOCKS)]
+
+    def open(self, board: Board, owner: Owner, *, name: str, visibility: Visibility, public_id: str) -> Submission:
+        """Begins a submission; asked for again, gives the one that there is.
+
+        Raises:
+            WrongState: the board takes none, or its season is over.
+            LimitReached: the owner has none left in the season.
+            ServersAway: nothing could be played of it now, so nothing was begun.
+        """
+        if not board.definition.sealed:
+            raise WrongState(
+                f"{board.slug} is an open board: everybody can read how others, also the oracle, played the same "
+                "levels, so it takes no remote agents"
+            )
+        try:
+            check_board(self._client, board)
+        except (CannotPlay, ServersGone) as error:
+            _log.error("no remote submission can be begun: %s", error)
+            raise ServersAway(f"the environment servers do not play {board.slug} now; try again later") from error
+        told = {
+            "kind": "remote",
+            "played_by": "its owner's own program, which the board knows nothing of",
+            "turn_seconds": f"{self.times.turn.total_seconds():g}",
+        }
+        try:
+            submission = submissions.create(
+                self._store,
+                board,
+                owner,
+                name=name,
+                kind=Kind.REMOTE,
+                visibility=visibility,
+                description=told,
+                public_id=public_id,
+            )
+        except Taken:
+            submission = submissions.find(self._store, public_id)
+        if submission.state is not State.UPLOADED:
+            return submission
+        deals = {each.id: boards.deal(self._store, each.id) for each in board.environments}
+        dealt = seats(board, deals, boards.secret(self._store, board), public_id)
+        return remote.begin(self._store, public_id, dealt, now=_now())
+
+    def deal(self, submission: Submission, board: Board, most: int) -> list[RemoteEpisode]:
+        """The episodes that go on, and further ones up to `most` together, at most the board's batch.
+
+        Raises:
+            WrongState: the submission is not played now.
+            ServersAway: not all could be started or played on; those that were dealt stay so.
+        """
+        self._expire(_now(), only=submission)
+        dealt = remote.deal(self._store, submission.public_id, min(most, board.definition.batch), now=_now())
+        begun = self._start(submission, board, [each for each in dealt if each.start is None])
+        now = [begun.get(each.id, each) for each in dealt]
+        return [each for each in (self._caught_up(submission, board, each) for each in now) if each.ended is None]
+
+    def find(self, submission: Submission, public_id: str) -> RemoteEpisode:
+        """An episode that has been dealt, where it stands. Raises NotFound."""
+        return remote.find(self._store, submission, public_id)
+
+    def answer(
+        self, submission: Submission, board: Board, public_id: str, turn: int, written: str | tuple[str, ...]
+    ) -> RemoteEpisode:
+        """Plays a turn, once: the same answer given again changes nothing.
+
+        Args:
+            written: the agent's text, in the form that agents are told; or its actions.
+
+        Raises:
+            NotFound: there is no such episode.
+            WrongState: it is over, its time ran out, it is at another turn, or this one was answered otherwise.
+            ServersAway: the answer is kept, and will be played.
+        """
+        arrived = _now()
+        with self._alone(public_id):
+            episode = remote.find(self._store, submission, public_id)
+            self._expire_one(submission, board, episode, arrived)
+            if episode.start is None:
+                raise WrongState("the episode has not begun; ask for the next ones first")
+            answer = _read(written, episode.start.action_separator, episode.start.max_actions_per_turn)
+            kept = remote.answer(self._store, episode, turn, answer, now=arrived)
+            return self._play(submission, board, kept) if kept.pending else kept
+
+    def renew(self) -> None:
+        """Gives whoever could not answer while no service ran the whole time anew."""
+        now = _now()
+        remote.renew(self._store, now + self.times.turn, now=now)
+
+    def sweep(self) -> None:
+        """Looks after what nobody asks for: answers that wait for a server, turns and submissions that are overdue.
+
+        Raises:
+            ServersAway: the rest has to wait.
+        """
+        now = _now()
+        self._expire(now)
+        self._sessions.forget_all_but(remote.going_on(self._store))
+        for episode in remote.pending(self._store, now):
+            self._caught_up(*self._of(episode), episode)
+        for submission in remote.idle(self._store, now - self.times.idle):
+            board = boards.of_id(self._store, submission.board_id)
+            while dealt := self.deal(submission, board, board.definition.batch):
+                for episode in dealt:
+                    with self._alone(episode.public_id):
+                        found = remote.find(self._store, submission, episode.public_id)
+                        self._end(submission, board, found, "agent", _ABANDONED, told=_ABANDONED)
+
+    def _of(self, episode: RemoteEpisode) -> tuple[Submission, Board]:
+        submission = submissions.of_id(self._store, episode.submission_id)
+        return submission, boards.of_id(self._store, submission.board_id)
+
+    def _alone(self, public_id: str) -> threading.Lock:
+        return self._locks[hash(public_id) % _LOCKS]
+
+    def _start(self, submission: Submission, board: Board, waiting: list[RemoteEpisode]) -> dict[int, RemoteEpisode]:
+        """Episodes that have begun now, or ended since no server could begin them, by number."""
+        found: dict[int, RemoteEpisode] = {}
+        faults: dict[int, TurngymError] = {}
+        tables = {each.id: self._table(submission, board, each) for each in waiting}
+        for _ in range(TRIES):
+            left = {each.public_id: each for each in waiting if each.id not in found}
+            if not left:
+                break
+            wanted = {name: tables[each.id].request for name, each in left.items()}
+            for name, outcome in self._sessions.start(wanted).items():
+                episode = left[name]
+                if isinstance(outcome, Episode):
+                    begun = _begun(outcome, tables[episode.id].request)
+                    found[episode.id] = now = remote.start(self._store, episode, begun, due=_now() + self.times.turn)
+                    if now.start != begun:
+                        self._sessions.forget(name)  # Somebody else was first, and sealed the seeds otherwise.
+                else:
+                    self._check_served(outcome)
+                    faults[episode.id] = outcome
+        for episode in waiting:
+            if episode.id not in found:
+                fault = faults[episode.id]
+                found[episode.id] = self._end(
+                    submission, board, episode, "server", f"{type(fault).__name__}: {fault}", told=_LOST
+                )
+        return found
+
+    def _caught_up(self, submission: Submission, board: Board, episode: RemoteEpisode) -> RemoteEpisode:
+        """The episode after its last answer has been played. Raises ServersAway."""
+        if not episode.pending:
+            return episode
+        with self._alone(episode.public_id):
+            found = remote.find(self._store, submission, episode.public_id)
+            return self._play(submission, board, found) if found.pending else found
+
+    def _play(self, submission: Submission, board: Board, episode: RemoteEpisode) -> RemoteEpisode:
+        """Plays the pending turn. Raises ServersAway."""
+        table = self._table(submission, board, episode)
+        begun, answer = episode.start, episode.turns[-1].answer
+        assert begun is not None
+        played = [Step(turn.answer.actions, turn.outcome.digest) for turn in episode.turns if turn.outcome is not None]
+        blame: Blame = "server"
+        fault = ""
+        for _ in range(TRIES):
+            try:
+                outcome = self._sessions.step(episode.public_id, table.request, begun.digest, played, answer.actions)
+            except TurngymError as error:
+                self._check_served(error)
+                blame = "environment" if isinstance(error, EnvironmentFailed) else "server"
+                fault = f"{type(error).__name__}: {error}"
+                continue
+            if outcome.done and outcome.success is None:
+                blame, fault = "server", "the environment did not say whether it succeeded"
+                continue
+            return self._keep(submission, board, episode, answer, outcome)
+        return self._end(submission, board, episode, blame, fault, told=_FAILED if blame == "environment" else _LOST)
+
+    def _keep(
+        self, submission: Submission, board: Board, episode: RemoteEpisode, answer: RemoteAnswer, found: Transition
+    ) -> RemoteEpisode:
+        """Keeps what came of a turn, and of the episode where it was the last one."""
+        outcome = _outcome(_observation(episode), answer, found)
+        if not outcome.done:
+            return remote.outcome(self._store, episode, outcome, due=_now() + self.times.turn)
+        return self._end(submission, board, episode, "", "", last=outcome)
+
+    def _end(
+        self,
+        submission: Submission,
+        board: Board,
+        episode: RemoteEpisode,
+        blame: Blame,
+        fault: str,
+        *,
+        last: RemoteOutcome | None = None,
+        told: str = "",
+    ) -> RemoteEpisode:
+        played = (*episode.played, last) if last is not None else episode.played
+        turns = tuple(outcome.record for outcome in played)
+        state, begun = played[-1] if played else None, episode.start
+        ending = Ending(
+            blame=blame,
+            fault=fault,
+            success=state.success if state else None,
+            truncated=state.truncated if state else False,
+            end_reason=state.end_reason if state else "",
+            digest=state.digest if state else begun.digest if begun else "",
+        )
+        place = self._table(submission, board, episode).place
+        trajectory = Trajectory(
+            agent=submission.name,
+            draw=episode.draw,
+            attempt=episode.attempt,
+            turns=turns,
+            last_observation=state.observation if state else begun.observation if begun else "",
+        )
+        ended = remote.end(
+            self._store, episode, episode_record(place, turns, ending), trajectory, last=last, told=told, now=_now()
+        )
+        self._sessions.forget(episode.public_id)
+        return ended
+
+    def _expire(self, now: datetime, only: Submission | None = None) -> None:
+        """Ends the episodes whose time is over, all or one submission's, so that others can be dealt in their place."""
+        for episode in remote.overdue(self._store, now):
+            if only is not None and episode.submission_id != only.id:
+                continue
+            submission, board = self._of(episode)
+            with self._alone(episode.public_id):
+                found = remote.find(self._store, submission, episode.public_id)
+                self._expire_one(submission, board, found, now)
+
+    def _expire_one(self, submission: Submission, board: Board, episode: RemoteEpisode, now: datetime) -> None:
+        if episode.ended is None and episode.due is not None and episode.due <= now:
+            seconds = self.times.turn.total_seconds()
+            fault = f"deadline: turn {len(episode.played)} was not answered within {seconds:g} s"
+            self._end(submission, board, episode, "agent", fault, told=fault)
+
+    def _table(self, submission: Submission, board: Board, episode: RemoteEpisode) -> _Table:
+        [environment] = [each for each in board.environments if each.id == episode.environment_id]
+        protocol = environment.definition.protocol(boards.secret(self._store, board), version=environment.version)
+        place = Place.of(protocol, boards.instance(self._store, episode.environment_id, episode.draw), episode.attempt)
+        seal = seal_of(self._seal_key, environment)
+        if episode.start is not None:
+            # A digest depends on what was sealed, and sealing the same seeds again would give other bytes.
+            sealed = bytes.fromhex(episode.start.sealed_seed)
+            seal = _as_before(sealed) if sealed else None
+        wanted = request(protocol, level_seed=place.instance.level_seed, noise_seed=place.noise_seed, seal=seal)
+        return _Table(submission, environment, place, wanted)
+
+    def _check_served(self, error: TurngymError) -> None:
+        """Raises ServersAway for what is neither the agent's nor the episode's."""
+        if isinstance(error, NOT_SERVED):
+            _log.error("the servers do not serve what the board was dealt from: %s", error)
+        if isinstance(error, (*AWAY, *NOT_SERVED)):
+            raise ServersAway("no environment server can play this now; what you sent is kept, ask again") from error
+
+
+def _as_before(sealed: bytes) -> Seal:
+    return lambda level_seed, noise_seed: sealed
+
+
+def _begun(episode: Episode, asked: EpisodeRequest) -> RemoteStart:
+    return RemoteStart(
+        instructions=episode.instructions,
+        action_separator=episode.action_separator,
+        max_actions_per_turn=episode.limits.max_actions_per_turn,
+        observation=episode.state.observation,
+        digest=episode.state.digest.hex(),
+        sealed_seed=(asked.sealed_seed or b"").hex(),
+    )
+
+
+def _observation(episode: RemoteEpisode) -> str:
+    """What the agent was shown last."""
+    assert episode.start is not None
+    return episode.played[-1].observation if episode.played else episode.start.observation
+
+
+def _read(written: str | tuple[str, ...], separator: str, most: int) -> RemoteAnswer:
+    """An answer as it is played."""
+    if not isinstance(written, str):
+        actions = written[: most or None]
+        return RemoteAnswer(text=separator.join(actions), reasoning="", actions=actions, valid_format=True)
+    parsed = parse_answer(written, separator, max_actions=most or None)
+    return RemoteAnswer(
+        text=written,
+        reasoning=parsed.reasoning,
+        actions=parsed.actions,
+        valid_format=parsed.valid_format,
+        failure="" if parsed.valid_format else "unreadable: the answer is not in the form",
+    )
+
+
+def _outcome(observation: str, answer: RemoteAnswer, found: Transition) -> RemoteOutcome:
+    reply = Reply(
+        text=answer.text,
+        reasoning=answer.reasoning,
+        actions=answer.actions,
+        valid_format=answer.valid_format,
+        failure=answer.failure,
+    )
+    return RemoteOutcome(
+        record=turn_record(observation, reply, found),
+        observation=found.observation,
+        digest=found.digest.hex(),
+        done=found.done,
+        success=found.success,
+        truncated=found.truncated,
+        end_reason=found.end_reason.value,
+    )
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

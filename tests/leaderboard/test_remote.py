@@ -1,0 +1,494 @@
+"""Agents that play through a board's service: over real connections, against a real environment server."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+from server_process import ServerProcess
+from service_in_thread import serving
+from small_boards import SECRET, dealt_board, definition, everything, play_out
+from sqlalchemy import update
+
+from turngym.sealed import read_seal_key
+from turngym_client import connect
+from turngym_leaderboard.agents import Reply
+from turngym_leaderboard.agents.scripted import RandomAgent
+from turngym_leaderboard.client import BoardClient, BoardError
+from turngym_leaderboard.dealing import deal_board
+from turngym_leaderboard.protocol import Selection
+from turngym_leaderboard.remote.keeper import kept
+from turngym_leaderboard.remote.proxy import Proxy, Times
+from turngym_leaderboard.runner import play
+from turngym_leaderboard.store import WrongState, boards, open_store, owners, remote, submissions
+from turngym_leaderboard.store.models import RemoteEpisodeRow, SubmissionRow
+from turngym_leaderboard.store.values import Kind, Role, State, Visibility
+
+LAKE = {"id": "frozen_lake", "instances": 3, "attempts": 2, "showcase": 1}
+SEALED = {"sealed": True, "batch": 4, "environments": [LAKE]}
+EPISODES = 7
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with connect(server, patience=3.0, failover=0.5) as connected:
+        yield connected
+
+
+@pytest.fixture
+def board(store, client):
+    return dealt_board(store, client, **SEALED)
+
+
+@contextmanager
+def offered(store, client, *, seal_key=None):
+    """A service that plays remote agents, and somebody's connection to it."""
+    proxy = Proxy(store, client, seal_key=seal_key, times=Times(turn=timedelta(seconds=60)))
+    token = token_of(store, "ann")
+    with kept(proxy, every=0.1), serving(store, proxy=proxy) as address, BoardClient(address, token, patience=5) as ann:
+        yield ann
+
+
+def token_of(store, name):
+    known = [each for each in owners.every(store) if each.name == name]
+    return owners.add_token(store, known[0] if known else owners.create(store, name), Role.SUBMIT)
+
+
+def towards_the_goal(lake):
+    """Two steps, whatever lies between."""
+    rows = lake.split("\n")
+    at, goal = (next((y, row.index(mark)) for y, row in enumerate(rows) if mark in row) for mark in "PG")
+    down, right = goal[0] - at[0], goal[1] - at[1]
+    return [*(["Down"] * down or ["Up"] * -down), *(["Right"] * right or ["Left"] * -right)][:2]
+
+
+def walk(episodes):
+    return [towards_the_goal(episode.observation) for episode in episodes]
+
+
+class Walker(RandomAgent):
+    """The same, as an agent that a worker plays."""
+
+    def act(self, views):
+        paths = [towards_the_goal(view.transition.observation) for view in views]
+        return [Reply(text="||".join(path), reasoning="", actions=tuple(path)) for path in paths]
+
+
+def episodes_of(store, board, name="mine"):
+    """(showcase, record, trajectory) of a submission."""
+    return [(showcase, record, trajectory) for _, showcase, record, trajectory in everything(store, board)[name][1]]
+
+
+def wait_until(true, within=30):
+    ends = time.monotonic() + within
+    while not true():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+def test_what_is_played_through_the_service_is_what_a_worker_would_have_played(store, board, client):
+    with offered(store, client) as ann:
+        mine = ann.begin_remote(board.slug, name="mine", visibility=Visibility.PUBLIC)
+        assert (mine.kind, mine.state, mine.total) == (Kind.REMOTE, State.RUNNING, EPISODES)
+        told = []
+        played = ann.play_remote(mine.id, walk, at_once=3, progress=told.append)
+        assert (played.state, played.episodes) == (State.QUEUED, EPISODES)
+        assert told[0] == EPISODES
+        assert told == sorted(told, reverse=True)
+        play_out(store, client)
+        assert ann.status(mine.id).state is State.SCORED
+        [result] = ann.results(mine.id)
+        assert result.statistics.episodes == 6
+        [row] = [row for row in ann.rows(board.slug) if row.submission.id == mine.id]
+        assert row.submission.kind is Kind.REMOTE
+    [environment] = board.environments
+    protocol = environment.definition.protocol(SECRET, version=environment.version)
+    deal = boards.deal(store, environment.id)
+    shown = Selection(deal.showcase, 0, "", 0, "{}", deal.scored.limits)
+    alone = [
+        *play(client, protocol, deal.scored, Walker()),
+        *play(client, protocol, shown, Walker(), only=set_of(deal)),
+    ]
+    found = episodes_of(store, board)
+    by_place = {(record.draw, record.attempt): (record, trajectory.turns) for _, record, trajectory in found}
+    assert by_place == {(each.record.draw, each.record.attempt): (each.record, each.turns) for each in alone}
+    assert {record.success for _, record, _ in found} == {True, False}
+
+
+def set_of(deal):
+    return {(instance.draw, 0) for instance in deal.showcase}
+
+
+def test_an_agent_is_told_what_it_reads_and_nothing_else(tmp_path, client):
+    with open_store(tmp_path) as store, offered(store, client) as ann:
+        board = dealt_board(store, client, **SEALED)
+        mine = ann.begin_remote(board.slug, name="mine")
+        raw = httpx.Client(base_url=ann._http.base_url, headers=ann._http.headers)
+        with raw:
+            dealt = raw.post(f"/api/v1/submissions/{mine.id}/play", json={"episodes": 4})
+            [first, *_] = dealt.json()["episodes"]
+            assert sorted(dealt.json()) == ["episodes", "left"]
+            assert sorted(first) == [
+                "action_separator",
+                "due",
+                "environment",
+                "form",
+                "id",
+                "instructions",
+                "max_actions_per_turn",
+                "observation",
+                "turn",
+                "turns",
+            ]
+            text = "<think>why not</think><answer>Down||Right</answer>"
+            step = raw.post(f"/api/v1/submissions/{mine.id}/play/{first['id']}", json={"turn": 0, "text": text})
+            assert sorted(step.json()) == ["done", "due", "fault", "observation", "turn"]
+            read = raw.get(f"/api/v1/submissions/{mine.id}/play/{first['id']}").json()
+            assert read["turns"] == [{"observation": first["observation"], "text": text}]
+            assert (read["turn"], read["observation"]) == (1, step.json()["observation"])
+            assert "<answer>action || action</answer> with at most 5 actions" in read["form"]
+        deal = boards.deal(store, board.environments[0].id)
+        hidden = [
+            str(number)
+            for instance in deal.scored.instances + deal.showcase
+            for number in (instance.level_seed, instance.instance_id, instance.world_id)
+        ]
+        everything_told = dealt.text + step.text + str(read)
+        assert not [secret for secret in hidden if secret in everything_told]
+        with pytest.raises(BoardError, match="the answer cannot be sent: text"):
+            ann.answer(mine.id, first["id"], 1, "x" * 70_000)
+
+
+def test_the_agent_of_the_readme_plays(tmp_path, client):
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"<!-- test: remote -->\n```python\n(.*?)```", readme, re.DOTALL)
+    with open_store(tmp_path) as store, offered(store, client) as ann:
+        board = dealt_board(store, client, **SEALED)
+        code = code.replace("http://127.0.0.1:8000", ann._url).replace("lakes-2026-winter", board.slug)
+        exec(code, {"token": token_of(store, "ann")})
+        [mine] = ann.submissions()
+        assert (mine.name, mine.state, mine.episodes) == ("mine", State.QUEUED, EPISODES)
+
+
+def test_the_order_of_dealing_tells_nothing_of_the_draws(tmp_path, client):
+    """Neither attempts of one instance stand together, nor is the showcase first or last, over some submissions."""
+    with open_store(tmp_path) as store, offered(store, client) as ann:
+        board = dealt_board(store, client, **SEALED)
+        orders = []
+        for k in range(3):
+            with store.writing() as session:
+                session.connection().exec_driver_sql("UPDATE submissions SET queued = NULL WHERE kind = 'remote'")
+            mine = ann.begin_remote(board.slug, name=f"mine {k}")
+            with store.reading() as session:
+                rows = session.connection().exec_driver_sql(
+                    "SELECT draw, attempt FROM remote_episodes JOIN submissions s ON s.id = submission_id "
+                    f"WHERE s.public_id = '{mine.id}' ORDER BY place"
+                )
+                orders.append([tuple(row) for row in rows])
+    assert len({frozenset(order) for order in orders}) == 1
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_dropping_asking_twice_and_running_out_of_time_gain_nothing(tmp_path, client):
+    """An agent that leaves its losing episodes comes to no better score than one that loses them."""
+    numbers = {}
+    for name, play_all in (("honest", honest), ("sly", sly)):
+        with open_store(tmp_path / name) as store, offered(store, client) as ann:
+            board = dealt_board(store, client, **SEALED)
+            mine = ann.begin_remote(board.slug, name="mine")
+            play_all(ann, mine.id, store)
+            assert ann.status(mine.id).state is State.QUEUED
+            play_out(store, client)
+            assert ann.status(mine.id).state is State.SCORED
+            found = [record for _, record, _ in episodes_of(store, board)]
+            assert len({(record.draw, record.attempt) for record in found}) == len(found) == EPISODES
+            numbers[name] = ann.results(mine.id)[0].statistics
+            with pytest.raises(BoardError, match="1 remote agents of an owner are scored in a season") as refused:
+                ann.begin_remote(board.slug, name="again")
+            assert refused.value.status == 403
+    left = [record for record in found if record.outcome == "agent_fault"]
+    assert {record.fault for record in left} == {"deadline: turn 2 was not answered within 60 s"}
+    assert not any(record.success for record in left)
+    assert numbers["sly"].agent_faults > 0
+    assert numbers["honest"].success.rate > 0
+    assert numbers["sly"].success.rate <= numbers["honest"].success.rate
+
+
+def honest(ann, id, store):
+    ann.play_remote(id, walk, at_once=4)
+
+
+def sly(ann, id, store):
+    """Leaves every episode that has not ended after two turns, asks again and again, and would take answers back."""
+    seen = set()
+    while (dealt := ann.ask(id, 4)).left:
+        assert [each.id for each in ann.ask(id, 4).episodes] == [each.id for each in dealt.episodes]
+        for episode in dealt.episodes:
+            assert episode.id not in seen
+            seen.add(episode.id)
+            observation = episode.observation
+            for turn in range(2):
+                step = ann.answer(id, episode.id, turn, towards_the_goal(observation))
+                observation = step.observation
+                with pytest.raises(BoardError, match="was answered already, otherwise"):
+                    ann.answer(id, episode.id, turn, ["Left"])
+                if step.done:
+                    break
+        dropped = [each for each in ann.ask(id, 1).episodes if each.id in seen]
+        run_out_of_time(store)
+        for episode in dropped:
+            with pytest.raises(BoardError, match="the episode is over: deadline: turn 2 was not answered"):
+                ann.answer(id, episode.id, 2, ["Left"])
+    assert len(seen) == EPISODES
+
+
+def run_out_of_time(store):
+    """Of every turn that is waited for."""
+    with store.writing() as session:
+        waited_for = RemoteEpisodeRow.due.is_not(None)
+        session.execute(update(RemoteEpisodeRow).where(waited_for).values(due=datetime(2000, 1, 1, tzinfo=UTC)))
+
+
+def test_an_agent_that_asks_for_nothing_more_has_failed_in_the_rest(tmp_path, client):
+    with open_store(tmp_path) as store, offered(store, client) as ann:
+        board = dealt_board(store, client, **SEALED)
+        mine = ann.begin_remote(board.slug, name="mine")
+        with store.writing() as session:
+            remotes = SubmissionRow.kind == Kind.REMOTE
+            session.execute(update(SubmissionRow).where(remotes).values(changed=datetime(2000, 1, 1, tzinfo=UTC)))
+        wait_until(lambda: ann.status(mine.id).state is State.QUEUED)
+        play_out(store, client)
+        assert ann.results(mine.id)[0].statistics.success.rate == 0.0
+        found = [record for _, record, _ in episodes_of(store, board)]
+        assert {(record.outcome, record.fault) for record in found} == {
+            ("agent_fault", "deadline: it was never asked for")
+        }
+        assert all(record.digest for record in found)
+
+
+def test_a_turn_is_played_once_whoever_sends_it_how_often(store, board, client):
+    with offered(store, client) as ann:
+        mine = ann.begin_remote(board.slug, name="mine")
+        [episode] = ann.ask(mine.id).episodes
+        told = []
+
+        def send():
+            with BoardClient(str(ann._url), ann._http.headers["authorization"].split()[1]) as another:
+                told.append(another.answer(mine.id, episode.id, 0, ["Down"]))
+
+        threads = [threading.Thread(target=send) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(told) == 6
+        assert len({each.model_dump_json() for each in told}) == 1
+        [again] = ann.ask(mine.id).episodes
+        assert (again.id, again.turn, again.observation) == (episode.id, 1, told[0].observation)
+        for turn in (2, 5):
+            with pytest.raises(BoardError, match=f"the episode is at turn 1, not at turn {turn}") as refused:
+                ann.answer(mine.id, episode.id, turn, ["Down"])
+            assert refused.value.status == 409
+        second = ann.answer(mine.id, episode.id, 1, ["Down"])
+        first = ann.answer(mine.id, episode.id, 0, ["Down"])
+        assert (first.observation, first.done, second.turn) == (told[0].observation, told[0].done, 2)
+        assert ann.withdraw(mine.id).state is State.FAILED
+        for call in (lambda: ann.answer(mine.id, episode.id, 2, ["Down"]), lambda: ann.ask(mine.id)):
+            with pytest.raises(BoardError, match="is failed: withdrawn; it is not played now"):
+                call()
+        with pytest.raises(WrongState, match="was played by its owner"):
+            submissions.set_state(store, mine.id, State.QUEUED)
+
+
+def test_only_its_owner_plays_a_submission_and_only_where_boards_take_it(tmp_path, client):
+    with open_store(tmp_path) as store:
+        board = dealt_board(store, client, **SEALED)
+        opened = dealt_board(store, client, "open")
+        none = dealt_board(store, client, "none", remote_submissions_per_owner=0, **SEALED)
+        with offered(store, client) as ann:
+            mine = ann.begin_remote(board.slug, name="mine")
+            [episode] = ann.ask(mine.id).episodes
+            with BoardClient(ann._url, token_of(store, "bob")) as bob:
+                for call in (lambda: bob.ask(mine.id), lambda: bob.answer(mine.id, episode.id, 0, ["Up"])):
+                    with pytest.raises(BoardError, match="there is no submission"):
+                        call()
+                ann.set_visibility(mine.id, Visibility.PUBLIC)
+                with pytest.raises(BoardError, match="is not yours"):
+                    bob.ask(mine.id)
+                theirs = bob.begin_remote(board.slug, name="theirs")
+                with pytest.raises(BoardError, match="was dealt no episode"):
+                    bob.answer(theirs.id, episode.id, 0, ["Up"])
+            with BoardClient(ann._url) as nobody, pytest.raises(BoardError, match="this needs a token"):
+                nobody.begin_remote(board.slug, name="x")
+            with pytest.raises(BoardError, match="open-one is an open board: everybody can read how others"):
+                ann.begin_remote(opened.slug, name="x")
+            with pytest.raises(BoardError, match="0 remote agents of an owner"):
+                ann.begin_remote(none.slug, name="x")
+            assert len(ann.ask(mine.id, 1_000).episodes) == board.definition.batch
+            for row in submissions.of_board(store, board):
+                if row.kind is Kind.SCRIPTED:
+                    submissions.set_state(store, row.public_id, State.FAILED)
+            with pytest.raises(WrongState, match="2 submissions of lakes-one are queued or running"):
+                boards.close(store, board.slug)
+        with (
+            serving(store) as address,
+            BoardClient(address, token_of(store, "ann")) as without,
+            pytest.raises(BoardError, match="this service has no environment server"),
+        ):
+            without.ask(mine.id)
+
+
+def test_environments_of_the_same_levels_are_dealt_once(tmp_path, client):
+    greedy = {**LAKE, "label": "greedy", "greedy": True, "overall": False}
+    with open_store(tmp_path) as store:
+        board = dealt_board(store, client, **SEALED | {"environments": [LAKE, greedy]})
+        with offered(store, client) as ann:
+            mine = ann.begin_remote(board.slug, name="mine")
+            assert mine.total == EPISODES
+            ann.play_remote(mine.id, walk, at_once=4)
+            play_out(store, client)
+            assert ann.status(mine.id).state is State.SCORED
+            told = {result.environment: result.unavailable for result in ann.results(mine.id)}
+            assert told["frozen_lake"] == ""
+            assert told["greedy"] == "it plays the levels of frozen_lake, which a remote agent is dealt once"
+
+
+def test_while_no_server_answers_no_time_runs_and_nothing_is_lost(tmp_path):
+    with (
+        ServerProcess("--env", "frozen_lake", "--splits", "held_out") as running,
+        open_store(tmp_path) as store,
+        connect(running.address) as patient,
+        connect(running.address, deadline=2.0, patience=1.0, failover=0.2) as hasty,
+    ):
+        board = dealt_board(store, patient, **SEALED)
+        with offered(store, hasty) as ann:
+            impatient = BoardClient(ann._url, token_of(store, "ann"), patience=0)
+            mine = ann.begin_remote(board.slug, name="mine")
+            episode, *_ = ann.ask(mine.id, 2).episodes
+            ann.answer(mine.id, episode.id, 0, ["Down"])
+            running.kill()
+            with impatient, pytest.raises(BoardError, match="no environment server can play this now") as refused:
+                impatient.answer(mine.id, episode.id, 1, ["Right"])
+            assert refused.value.status == 503
+            run_out_of_time(store)
+            wait_until(lambda: not remote.overdue(store, datetime.now(UTC)))
+            assert remote.find(store, submissions.find(store, mine.id), episode.id).ended is None
+            running.start()
+            step = ann.answer(mine.id, episode.id, 1, ["Right"])
+            assert step.turn == 2
+            ann.play_remote(mine.id, walk, at_once=4)
+            found = [record for _, record, _ in episodes_of(store, board)]
+            # The other episode that was dealt had nothing to wait for, and time went on.
+            assert sorted(record.outcome for record in found) == ["agent_fault"] + 6 * ["played"]
+            assert {record.fault for record in found} == {"", "deadline: turn 0 was not answered within 60 s"}
+
+
+FAULTY = {"id": "faulty", "split": "all", "instances": 3, "showcase": 0, "limits": {"max_turns": 0, "max_actions": 0}}
+FAULTY["limits"]["max_actions_per_turn"] = 0
+
+
+@pytest.fixture(scope="module")
+def faulty():
+    arguments = ("--env", "faulty:Faulty", "--splits", "all")
+    with ServerProcess(*arguments, path=Path(__file__).parent) as running, connect(running.address) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize(
+    ("says", "outcome", "state", "told"),
+    [
+        ("win", "played", State.SCORED, ""),
+        ("stumble", "played", State.SCORED, ""),
+        ("crash", "environment_fault", State.SCORED, "the environment failed in this turn, each time"),
+        ("shrug", "unresolved", State.INCOMPLETE, "counts neither as a success nor as a failure"),
+        ("a \0 \u202e nul", "played", State.SCORED, ""),
+    ],
+)
+def test_what_an_environment_does_is_told_as_for_every_agent(tmp_path, faulty, says, outcome, state, told):
+    made = {"environments": [FAULTY], "batch": 4}
+    with open_store(tmp_path) as store:
+        # Nobody has counted its worlds, so that no sealed board would be dealt.
+        deals = deal_board(faulty, definition(**made), SECRET)
+        board = boards.create(store, definition(sealed=True, **made), SECRET, deals)
+        with offered(store, faulty) as ann:
+            mine = ann.begin_remote(board.slug, name="mine")
+            [episode] = ann.ask(mine.id).episodes
+            assert ann.answer(mine.id, episode.id, 0, ["wait"]).done is False
+            step = ann.answer(mine.id, episode.id, 1, [says])
+            assert told in step.fault
+            assert step.done is (says != "a \0 \u202e nul")
+            assert ann.answer(mine.id, episode.id, 1, [says]) == step
+            ann.play_remote(mine.id, lambda episodes: [["wait"] if not e.turn else [says] for e in episodes], at_once=3)
+            play_out(store, faulty)
+            assert ann.status(mine.id).state is state
+        found = [record for _, record, _ in episodes_of(store, board)]
+        assert {record.outcome for record in found} == {outcome}
+        assert {record.success for record in found} == {None if outcome == "unresolved" else says in ("win", "stumble")}
+
+
+def test_sealed_seeds_go_on_over_a_new_service_and_a_new_server(tmp_path):
+    key = tmp_path / "board.key"
+    subprocess.run([sys.executable, "-m", "turngym_server.access.new_seal_key", key], check=True)
+    arguments = ("--env", "frozen_lake", "--splits", "held_out", "--seal-key", str(key))
+    with (
+        ServerProcess(*arguments) as running,
+        open_store(tmp_path) as store,
+        connect(running.address, deadline=2.0, patience=5.0, failover=0.2) as client,
+    ):
+        board = dealt_board(store, client, **SEALED)
+        with offered(store, client, seal_key=read_seal_key(key)) as ann:
+            mine = ann.begin_remote(board.slug, name="mine")
+            [episode] = ann.ask(mine.id).episodes
+            ann.answer(mine.id, episode.id, 0, ["Down"])
+        running.kill()
+        running.start()
+        with offered(store, client, seal_key=read_seal_key(key)) as ann:
+            ann.play_remote(mine.id, walk, at_once=4)
+        found = [record for _, record, _ in episodes_of(store, board)]
+        assert {record.outcome for record in found} == {"played"}
+        with store.reading() as session:
+            assert session.connection().exec_driver_sql("SELECT DISTINCT sealed FROM episodes").scalars().all() == [
+                True
+            ]
+
+
+def test_a_service_that_is_killed_goes_on_at_the_same_turn(tmp_path, client, server):
+    data = tmp_path / "data"
+    with open_store(data) as store:
+        board = dealt_board(store, client, **SEALED)
+        token = token_of(store, "ann")
+
+        @contextmanager
+        def service():
+            command = [sys.executable, "-m", "turngym_leaderboard.cli", "serve", data, "--no-worker", "--port", "0"]
+            with subprocess.Popen([*command, "--server", server], stdout=subprocess.PIPE, text=True) as process:
+                address = re.search(r"listening on (\S+)", process.stdout.readline())[1]
+                try:
+                    with BoardClient(address, token, patience=0) as ann:
+                        yield ann, process
+                finally:
+                    process.kill()
+
+        with service() as (ann, process):
+            mine = ann.begin_remote(board.slug, name="mine")
+            one, other = ann.ask(mine.id, 2).episodes
+            step = ann.answer(mine.id, one.id, 0, ["Down"])
+            os.kill(process.pid, signal.SIGKILL)
+            with pytest.raises(BoardError, match="does not answer"):
+                ann.answer(mine.id, one.id, 1, ["Right"])
+        with service() as (ann, _):
+            again = {each.id: each for each in ann.ask(mine.id, 2).episodes}
+            assert again.keys() == {one.id, other.id}
+            assert (again[one.id].turn, again[one.id].observation) == (1, step.observation)
+            assert (again[other.id].turn, again[other.id].observation) == (0, other.observation)
+            assert ann.play_remote(mine.id, walk, at_once=3).state is State.QUEUED
+        found = [record for _, record, _ in episodes_of(store, board)]
+        assert (len(found), {record.outcome for record in found}) == (EPISODES, {"played"})
