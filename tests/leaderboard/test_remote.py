@@ -326,6 +326,8 @@ def test_only_its_owner_plays_a_submission_and_only_where_boards_take_it(tmp_pat
                 theirs = bob.begin_remote(board.slug, name="theirs")
                 with pytest.raises(BoardError, match="was dealt no episode"):
                     bob.answer(theirs.id, episode.id, 0, ["Up"])
+            allowed = {each.slug: each.remote_submissions_per_owner for each in ann.boards()}
+            assert allowed == {board.slug: 1, opened.slug: 0, none.slug: 0}
             with BoardClient(ann._url) as nobody, pytest.raises(BoardError, match="this needs a token"):
                 nobody.begin_remote(board.slug, name="x")
             with pytest.raises(BoardError, match="open-one is an open board: everybody can read how others"):

@@ -142,6 +142,7 @@ class Board(Answer):
     about: str
     sealed: bool
     submissions_per_owner: int
+    remote_submissions_per_owner: int = 0
     episodes: int
     secret_hash: str
     secret: str | None

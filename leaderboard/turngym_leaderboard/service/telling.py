@@ -14,6 +14,7 @@ def told_board(told: values.Board) -> Board:
         about=definition.about,
         sealed=definition.sealed,
         submissions_per_owner=definition.submissions_per_owner,
+        remote_submissions_per_owner=definition.remote_submissions_per_owner if definition.sealed else 0,
         episodes=definition.episodes,
         secret_hash=told.secret_hash,
         secret=told.secret,
