@@ -73,6 +73,7 @@ STATUS_LOST: Final = "Internal error from Core"
 """What gRPC's client says, of itself, of a stream that was refused while it still wrote; it is asked again."""
 ANSWER_SECONDS: Final = 45.0
 """A call may take so long: the environments' own deadline, 30 s, and some for a busy machine."""
+UNAVAILABLE: Final[int] = grpc.StatusCode.UNAVAILABLE.value[0]
 AWAY: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 """What gRPC says where nobody listens, and of calls that were under way when that came."""
 GONE_SECONDS: Final = 15.0
@@ -138,6 +139,7 @@ class Target:
         rpcs: those to call. tells: each case is printed. access: of a server that needs tokens.
         patient: a call that finds nobody, or is cut off, is made again: what is no call may end gRPC's server, and ours
             then goes on with another.
+        fronted: there are workers, one of which may not answer for a while; what it has is asked for again.
     """
 
     def __init__(self, address: str, channel: grpc.aio.Channel, tally: Tally, tells: bool, kind: Kind) -> None:
@@ -146,6 +148,7 @@ class Target:
         self.rpcs = kind.rpcs
         self.tls = kind.tls
         self.patient = kind.run is run_bytes
+        self.fronted = "--workers" in kind.server
         self.tells = tells
         self.tally = tally
         self.access: Access | None = None
@@ -178,6 +181,16 @@ class Target:
             return reply
         finally:
             self.tally.slowest = max(self.tally.slowest, (time.monotonic() - began, case))
+
+    async def settled(self, rpc: str, data: bytes, case: int) -> bytes | status_pb2.Status:
+        """What `call` gives, once all workers answer: that one does not now is the contract's word for trying again."""
+        ends = time.monotonic() + GONE_SECONDS
+        while True:
+            answer = await self.call(rpc, data, case)
+            if not self.fronted or not is_of_a_silent_worker(rpc, answer) or time.monotonic() > ends:
+                return answer
+            self.tally.outcomes[f"{rpc} asked again"] += 1
+            await asyncio.sleep(0.1)
 
     async def stream(
         self, requests: Sequence[bytes], case: int, caller: str = OWN
@@ -225,6 +238,14 @@ class Target:
             if reason_of(answer) is not Reason.SESSION_LIMIT:
                 raise RuntimeError(f"case {case}: a valid {rpc} was refused: {answer.message}")
             await asyncio.sleep(0.2)  # Others' sessions are about to be closed.
+
+
+def is_of_a_silent_worker(rpc: str, answer: bytes | status_pb2.Status) -> bool:
+    """Whether an item's worker did not answer its front; elsewhere than in these RPCs such items are pending."""
+    if rpc not in ("Advise", "KeepAlive") or not isinstance(answer, bytes):
+        return False
+    errors = [outcome.error for outcome in REPLIES[rpc].FromString(answer).outcomes if outcome.HasField("error")]
+    return any(error.code == UNAVAILABLE and not error.details for error in errors)
 
 
 def reason_of(status: status_pb2.Status) -> Reason | None:
@@ -304,7 +325,7 @@ async def send_one(target: Target, case: int, rng: Rng, started: pb.Started, ser
         target.tally.cases += 1
         check_stream(target.tally, case, requests, await target.stream(requests, case))
         return []
-    answer = await target.call(rpc, data, case)
+    answer = await target.settled(rpc, data, case)
     target.tally.cases += 1
     return check_answer(target.tally, case, rpc, data, answer)
 
@@ -617,8 +638,7 @@ class Kind:
 
 KINDS: Final[Mapping[str, Kind]] = {
     "requests": Kind(run_requests, 200_000),
-    # A front has no StepStream: clients take it to the workers.
-    "front": Kind(run_requests, 9_000, ("--workers", "2"), [rpc for rpc in RPCS if rpc != STREAM]),
+    "front": Kind(run_requests, 9_000, ("--workers", "2")),
     "access": Kind(run_access, 9_000, tls=True, tokens=True),
     "bytes": Kind(run_bytes, 9_000),
     "tls": Kind(run_bytes, 9_000, tls=True),

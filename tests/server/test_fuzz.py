@@ -8,6 +8,7 @@ from types import ModuleType
 
 import grpc
 import pytest
+from google.rpc import status_pb2
 
 from turngym.v1 import environment_pb2 as pb
 from turngym_server.errors import ItemError, Reason
@@ -162,3 +163,17 @@ def test_a_reply_has_an_outcome_for_every_item(fuzz):
     data = pb.CloseRequest(session_ids=["a", "b"]).SerializeToString()
     fuzz.check_reply(tally, 7, "Close", data, pb.CloseResponse(outcomes=[pb.CloseOutcome(session_id="a")]))
     assert tally.failures == {7: "Close: 2 items, 1 outcomes"}
+
+
+@pytest.mark.parametrize(
+    ("rpc", "error", "expected"),
+    [
+        ("Advise", status_pb2.Status(code=14, message="try again"), True),
+        ("Advise", FINE, False),
+        ("Reset", status_pb2.Status(code=14, message="try again"), False),
+    ],
+)
+def test_what_a_silent_workers_item_looks_like(fuzz, rpc, error, expected):
+    reply = pb.AdviseResponse(outcomes=[pb.AdviseOutcome(advice=pb.Advice()), pb.AdviseOutcome(error=error)])
+    assert fuzz.is_of_a_silent_worker(rpc, reply.SerializeToString()) == expected
+    assert not fuzz.is_of_a_silent_worker(rpc, error)
