@@ -23,6 +23,7 @@ from raw_http2 import RawConnection, message
 from serving import CHANNEL_OPTIONS, call_status, details, reason, request_id, reset_item, start, step
 from token_files import write_tokens
 
+from turngym.lifeline import LAST_BREATH
 from turngym.v1 import environment_pb2 as pb
 from turngym.v1 import environment_pb2_grpc
 from turngym_client import Episode, EpisodeRequest, Split, connect
@@ -30,7 +31,6 @@ from turngym_server.access.caller import stranger
 from turngym_server.config import ServerConfig
 from turngym_server.processes import assignments, front
 from turngym_server.processes.assignments import CallerKey, Held, caller_key
-from turngym_server.processes.lifeline import LAST_BREATH
 from turngym_server.processes.workers import Worker, command, share
 from turngym_server.rpc.call import Context
 

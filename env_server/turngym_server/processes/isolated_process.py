@@ -23,10 +23,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
+from turngym.lifeline import die_with_parent
 from turngym_server.environment import ActionResult, Environment, Left, NoInstance, Options, Start
 from turngym_server.processes import frames
 from turngym_server.processes.isolation import KILL, NEW, REQUEST_BYTES
-from turngym_server.processes.lifeline import die_with_parent
 from turngym_server.rng import Rng
 from turngym_server.sessions.episode import MAX_LEGAL_ACTIONS, check_returned
 from turngym_server.watching.logs import without_text

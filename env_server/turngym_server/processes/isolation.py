@@ -24,6 +24,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, Self, TypeVar
 
+from turngym.lifeline import describe_exit, python_path
 from turngym_server.environment import (
     ActionResult,
     Determinism,
@@ -36,7 +37,6 @@ from turngym_server.environment import (
     Start,
 )
 from turngym_server.processes import frames
-from turngym_server.processes.lifeline import describe_exit, python_path
 from turngym_server.rng import Rng
 from turngym_server.sessions.threads import Overrun
 from turngym_server.watching.logs import RaisedElsewhere

@@ -8,10 +8,10 @@ import sys
 from typing import TextIO
 
 from turngym.command import USAGE_ERROR
+from turngym.lifeline import die_with_parent
 from turngym_server import lifecycle
 from turngym_server.discovery import find_specs
 from turngym_server.host import EnvironmentHost
-from turngym_server.processes.lifeline import die_with_parent
 from turngym_server.processes.workers import Order, Report
 from turngym_server.server import Server
 from turngym_server.watching import logs

@@ -27,11 +27,11 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
+from turngym.lifeline import describe_exit, python_path
 from turngym_server.access import ledger
 from turngym_server.access.tokens import Token
 from turngym_server.config import ServerConfig
 from turngym_server.listening import MAX_MESSAGE_BYTES, SERVICE
-from turngym_server.processes.lifeline import describe_exit, python_path
 from turngym_server.watching.logs import LogFormat
 from turngym_server.watching.metrics import METRICS_METHOD
 
@@ -118,7 +118,7 @@ class Report:
 
 def command() -> Sequence[str]:
     """What starts a worker as a child of this process; `-P`: no current folder on its path but where it is on ours."""
-    modules = "turngym_server.processes.lifeline", str(os.getpid()), "turngym_server.processes.worker"
+    modules = "turngym.lifeline", str(os.getpid()), "turngym_server.processes.worker"
     return sys.executable, "-P", "-m", *modules
 
 

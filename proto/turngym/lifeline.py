@@ -1,8 +1,8 @@
 """Child processes that do not outlive their parent, whatever it dies of.
 
-The parent keeps one end of a pipe. Run as a module, with the parent's process id and a module's name, it runs that
-module so that it ends with its parent from the first moment, long before all is imported. Knows nothing of what the
-processes do.
+The parent keeps one end of a pipe. Run as a module, with the parent's process id, a module's name and that module's
+arguments, it runs the module so that it ends with its parent from the first moment, long before all is imported. Knows
+nothing of what the processes do.
 """
 
 import ctypes
@@ -64,4 +64,6 @@ def describe_exit(status: int) -> str:
 
 
 if __name__ == "__main__":
-    run_with_parent(int(sys.argv[1]), sys.argv[2])
+    _, started_by, run, *arguments = sys.argv
+    sys.argv[1:] = arguments
+    run_with_parent(int(started_by), run)
