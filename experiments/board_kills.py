@@ -1,20 +1,31 @@
-"""A board's worker killed (SIGKILL) at random moments of its play: `python experiments/board_kills.py`.
+"""A board's service and worker killed (SIGKILL) at random moments: `python experiments/board_kills.py`.
 
-Two policies without any training, which sample, and the scripted rows are played on FrozenLake by a worker of two
-slots. All processes of the worker are killed again and again: most often a random while after it has committed
-something, sometimes while it still starts. In the end another worker plays what is left. The same is played undisturbed
-in another database, and both must hold the same episodes, word for word, and the same statistics. Writes
-board_kills.json and .txt beside this script.
+Two policies without any training, which sample, are submitted over a slow connection to a board of FrozenLake while its
+scripted rows are played by a worker of two slots. Again and again all processes of the service, of the worker, or of
+both are killed, most often a random while after something came on (bytes of an upload, a submission's state, an
+episode), sometimes while they still start; both are started again at once, and the sender goes on from where it was.
+In the end nothing is killed any more until all is scored. The same is played undisturbed in another database, and both
+must hold the same episodes, word for word, and the same statistics.
+
+    python experiments/board_kills.py
+    python experiments/board_kills.py --database postgresql://user@host/empty_database
+
+Writes board_kills_sqlite or board_kills_postgresql, .json and .txt, beside this script.
 """
 
 import argparse
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,31 +33,96 @@ import numpy as np
 
 from turngym_client import connect
 from turngym_leaderboard.boards import BoardDefinition
+from turngym_leaderboard.client import BoardClient
 from turngym_leaderboard.dealing import deal_board
+from turngym_leaderboard.lifecycle import FINAL, Role
 from turngym_leaderboard.local_server import local_server
 from turngym_leaderboard.record import code_record
-from turngym_leaderboard.slot import PLAYED
-from turngym_leaderboard.store import Store, boards, episodes, open_store, owners, submissions, work
-from turngym_leaderboard.store.values import Board, Kind, State
+from turngym_leaderboard.store import Store, boards, episodes, open_store, owners, submissions
+from turngym_leaderboard.store.values import Board
 from turngym_trainer.policy import load_policy
 
 SECRET = 2**255 + 20_261_201
 LEASE_SECONDS = 2.0
+TARGETS = {"worker": 0.5, "service": 0.25, "both": 0.25}
+"""How likely each is killed."""
 STARTS_KILLED = 0.25
-"""Share of kills that meet the worker while it starts."""
+"""Share of kills that meet processes while they start."""
 STARTING_SECONDS = 6.0
-PLAYING_SECONDS = 1.5
+GOING_ON_SECONDS = 1.5
 """Longest whiles before a kill."""
+NOTHING_COMES_ON = 20.0
+"""Seconds after which a kill waits no longer for something to come on."""
+CHUNK_SECONDS = 1.0
+"""For each quarter of a mebibyte that is sent."""
+UPLOADS = 2
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill. Episodes are those committed in all when the worker was started and when it was dead."""
+    """One kill. Episodes and bytes are those kept in all when it was over."""
 
+    target: str
     while_starting: bool
-    seconds_after_start: float
-    episodes_before: int
-    episodes_after: int
+    seconds: float
+    episodes: int
+    bytes: int
+
+
+class Program:
+    """A command that is killed and started again."""
+
+    def __init__(self, log: Path, *command: str, database: str) -> None:
+        self._command = [sys.executable, "-m", "turngym_leaderboard.cli", *command]
+        self._environment = {**os.environ, "TURNGYM_BOARD_DATABASE": database}
+        self.log = log
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._running = subprocess.Popen(
+                self._command, start_new_session=True, stdout=log, stderr=log, env=self._environment
+            )
+
+    def kill(self) -> None:
+        """Raises RuntimeError if it had ended by itself."""
+        if self._running.poll() is not None:
+            raise RuntimeError(f"it ended by itself with exit code {self._running.returncode}; see {self.log}")
+        os.killpg(self._running.pid, signal.SIGKILL)
+        self._running.wait()
+
+    def stop(self) -> None:
+        self._running.terminate()
+        self._running.wait()
+
+
+class Senders:
+    """Submits the policies, one after the other, over a slow connection."""
+
+    def __init__(self, address: str, token: str, board: Board, policies: list[Path]) -> None:
+        self.sent: list[str] = []
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._send, args=(address, token, board, policies), daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Waits for the end. Raises what the client did."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _send(self, address: str, token: str, board: Board, policies: list[Path]) -> None:
+        try:
+            with BoardClient(address, token, patience=600) as client:
+                for policy in policies:
+                    told = client.submit(policy, board.slug, name=policy.name, progress=_slowly)
+                    self.sent.append(told.id)
+        except BaseException as failure:
+            self._failure = failure
+
+
+def _slowly(arrived: int, total: int) -> None:
+    time.sleep(CHUNK_SECONDS)
 
 
 def definition(instances: int) -> BoardDefinition:
@@ -55,54 +131,71 @@ def definition(instances: int) -> BoardDefinition:
     return BoardDefinition.model_validate(told | {"max_response_tokens": 16})
 
 
-def new_board(store: Store, address: str, instances: int) -> Board:
-    """The board with two submissions that wait; the same wherever it is made."""
+@contextmanager
+def running(
+    store: Store, server: str, instances: int, policies: list[Path], database: str
+) -> Generator[tuple[Board, Program, Program, Senders]]:
+    """A board, the same wherever it is made, with its service, its worker and those who send to it."""
     made = definition(instances)
-    with connect(address) as client:
+    with connect(server) as client:
         board = boards.create(store, made, SECRET, deal_board(client, made, SECRET))
-    owner = owners.create(store, "owner")
-    for seed in range(2):
-        submission = submissions.create(store, board, owner, name=f"untrained {seed}", kind=Kind.CHECKPOINT)
-        load_policy("tiny", seed=seed).save(store.folder(submission.public_id))
-        submissions.set_state(store, submission.public_id, State.VALIDATED)
-        submissions.set_state(store, submission.public_id, State.QUEUED)
-    return board
+    token = owners.add_token(store, owners.create(store, "owner"), Role.SUBMIT)
+    port, data = free_port(), str(store.data)
+    arguments = ("--server", server, "--slots", "2", "--lease", str(LEASE_SECONDS))
+    log = store.data.with_suffix(".log")
+    service = Program(log, "serve", data, "--no-worker", "--port", str(port), database=database)
+    worker = Program(log, "worker", data, *arguments, database=database)
+    try:
+        yield board, service, worker, Senders(f"http://127.0.0.1:{port}", token, board, policies)
+    finally:
+        service.stop()
+        worker.stop()
 
 
-def worker(data: Path, address: str, *arguments: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "turngym_leaderboard.cli", "worker", str(data), "--server", address]
-    command += ["--slots", "2", "--lease", str(LEASE_SECONDS), *arguments]
-    with (data / "worker.log").open("ab") as log:
-        return subprocess.Popen(command, start_new_session=True, stderr=log)
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
-def committed(store: Store, board: Board) -> int:
-    return sum(row.episodes for row in submissions.of_board(store, board))
+def state(store: Store, board: Board) -> tuple[int, int, tuple[str, ...]]:
+    """Episodes and bytes that are kept, and the states of submissions."""
+    rows = submissions.of_board(store, board)
+    received = sum(file.received for row in rows for file in submissions.files(store, row.public_id))
+    return sum(row.episodes for row in rows), received, tuple(row.state.value for row in rows)
 
 
-def kill_once(store: Store, board: Board, address: str, chance: np.random.Generator) -> Kill:
-    """Starts a worker and kills all its processes."""
+def over(store: Store, board: Board) -> bool:
+    rows = submissions.of_board(store, board)
+    return len(rows) == 2 + UPLOADS and all(row.state in FINAL for row in rows)
+
+
+def kill_once(store: Store, board: Board, programs: dict[str, Program], chance: np.random.Generator) -> Kill:
+    """Kills one of them, or both, and starts what was killed."""
+    began, before = time.monotonic(), state(store, board)
+    target = str(chance.choice(list(TARGETS), p=list(TARGETS.values())))
     while_starting = bool(chance.random() < STARTS_KILLED)
-    pause = float(chance.random()) * (STARTING_SECONDS if while_starting else PLAYING_SECONDS)
-    before = committed(store, board)
-    running, began = worker(store.data, address), time.monotonic()
-    while not while_starting and committed(store, board) == before:
-        if not work.unfinished(store, PLAYED):
-            os.killpg(running.pid, signal.SIGKILL)
-            raise RuntimeError("everything was played before the last kill; give more --instances")
-        if running.poll() is not None:
-            raise RuntimeError(f"the worker ended with exit code {running.returncode}; see {store.data}/worker.log")
+    pause = float(chance.random()) * (STARTING_SECONDS if while_starting else GOING_ON_SECONDS)
+    while not while_starting and state(store, board) == before and time.monotonic() < began + NOTHING_COMES_ON:
         time.sleep(0.05)
     time.sleep(pause)
-    os.killpg(running.pid, signal.SIGKILL)
-    running.wait()
-    return Kill(while_starting, round(time.monotonic() - began, 2), before, committed(store, board))
+    if over(store, board):
+        raise RuntimeError("everything was played before the last kill; give more --instances")
+    killed = [program for name, program in programs.items() if target in (name, "both")]
+    for program in killed:
+        program.kill()
+    kept = state(store, board)
+    for program in killed:
+        program.start()
+    return Kill(target, while_starting, round(time.monotonic() - began, 2), kept[0], kept[1])
 
 
-def finish(store: Store, address: str) -> None:
-    """Plays what is left, undisturbed."""
-    if code := worker(store.data, address, "--until-idle").wait():
-        raise RuntimeError(f"the worker ended with exit code {code}; see {store.data}/worker.log")
+def wait_for(true: Callable[[], bool], seconds: float) -> None:
+    ends = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > ends:
+            raise RuntimeError(f"not everything is over after {seconds:g} s")
+        time.sleep(0.5)
 
 
 def everything(store: Store, board: Board) -> dict[str, list[object]]:
@@ -117,60 +210,100 @@ def everything(store: Store, board: Board) -> dict[str, list[object]]:
     return told
 
 
+def counted_wrongly(store: Store, board: Board) -> int:
+    """Episodes that submissions count, but that are not there or are there twice."""
+    wrong = 0
+    for row in submissions.of_board(store, board):
+        lines, _ = episodes.listing(store, row, limit=1_000_000)
+        different = {(line.environment, line.draw, line.attempt) for line in lines}
+        wrong += abs(row.episodes - len(different)) + len(lines) - len(different)
+    return wrong
+
+
+def lost_bytes(store: Store, sent: list[str], policies: list[Path]) -> int:
+    """Files that do not lie there as they were sent."""
+    lost = 0
+    for public_id, policy in zip(sent, policies, strict=True):
+        for file in submissions.files(store, public_id):
+            lost += (store.folder(public_id) / file.name).read_bytes() != (policy / file.name).read_bytes()
+    return lost
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--instances", type=int, default=120, help="enough to outlast the kills")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--database", default="", help="URL of an empty PostgreSQL database; default: SQLite")
+    parser.add_argument("--patience", type=float, default=900.0, help="seconds for what is left after the last kill")
     arguments = parser.parse_args()
     chance = np.random.Generator(np.random.Philox(key=arguments.seed))
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home)
+        policies = [folder / f"untrained {seed}" for seed in range(UPLOADS)]
+        for seed, policy in enumerate(policies):
+            load_policy("tiny", seed=seed).save(policy)
         served = ("--env", "frozen_lake", "--splits", "held_out")
         with (
-            local_server(served, folder / "server.log") as address,
-            open_store(folder / "killed") as store,
+            local_server(served, folder / "server.log") as server,
+            open_store(folder / "killed", arguments.database) as store,
             open_store(folder / "undisturbed") as calm,
         ):
-            board = new_board(store, address, arguments.instances)
-            kills = [kill_once(store, board, address, chance) for _ in range(arguments.kills)]
-            if not work.unfinished(store, PLAYED):
-                raise RuntimeError("everything was played before the last kill; give more --instances")
-            finish(store, address)
-            same = new_board(calm, address, arguments.instances)
-            finish(calm, address)
+            with running(store, server, arguments.instances, policies, arguments.database) as started:
+                board, service, worker, senders = started
+                programs = {"service": service, "worker": worker}
+                kills = [kill_once(store, board, programs, chance) for _ in range(arguments.kills)]
+                senders.finish()
+                wait_for(lambda: over(store, board), arguments.patience)
+            with running(calm, server, arguments.instances, policies, "") as started:
+                same, _, _, calm_senders = started
+                calm_senders.finish()
+                wait_for(lambda: over(calm, same), arguments.patience)
             disturbed, undisturbed = everything(store, board), everything(calm, same)
-            otherwise = (store.data / "worker.log").read_text().count("came out otherwise")
+            said = service.log.read_text()
+            wrong, lost = counted_wrongly(store, board), lost_bytes(store, senders.sent, policies)
     total = definition(arguments.instances).episodes
+    shown = re.sub(r"postgresql\S+", "postgresql://…", " ".join(sys.argv[1:]))
     content = {
-        "command": " ".join(["python", "experiments/board_kills.py", *sys.argv[1:]]),
+        "command": f"python experiments/board_kills.py {shown}".strip(),
         "code": code_record().model_dump(mode="json"),
         "environment": {"id": "frozen_lake", "version": board.environments[0].version},
         "submissions": len(disturbed),
         "episodes_each": total,
         "kills": [asdict(kill) for kill in kills],
-        "lost": sum(total - len(rows[2]) for rows in disturbed.values()),  # pyright: ignore[reportArgumentType]
-        "played_again_otherwise": otherwise,
+        "episodes_lost": sum(total - len(rows[2]) for rows in disturbed.values()),  # pyright: ignore[reportArgumentType]
+        "episodes_counted_wrongly": wrong,
+        "files_lost": lost,
+        "played_again_otherwise": said.count("came out otherwise"),
         "same_as_undisturbed": disturbed == undisturbed,
     }
-    target = Path(__file__).with_suffix("")
+    kind = "postgresql" if arguments.database else "sqlite"
+    target = Path(__file__).with_name(f"board_kills_{kind}")
     target.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    lines = ["kill  while starting  after s  episodes before  committed"]
+    text = report(kind, kills, content)
+    target.with_suffix(".txt").write_text(text, encoding="utf-8")
+    print(text, end="")
+    if not content["same_as_undisturbed"] or wrong or lost:
+        raise SystemExit(1)
+
+
+def report(kind: str, kills: list[Kill], content: dict[str, object]) -> str:
+    lines = ["kill  of       while starting  after s  episodes kept  bytes of uploads kept"]
     lines += [
-        f"{k:>4}  {'yes' if kill.while_starting else 'no':>14}  {kill.seconds_after_start:>7.2f}  "
-        f"{kill.episodes_before:>15}  {kill.episodes_after - kill.episodes_before:>9}"
+        f"{k:>4}  {kill.target:<7}  {'yes' if kill.while_starting else 'no':>14}  {kill.seconds:>7.2f}  "
+        f"{kill.episodes:>13}  {kill.bytes:>21}"
         for k, kill in enumerate(kills, 1)
     ]
-    lines.append(
-        f"{len(disturbed)} submissions of {total} episodes, {len(kills)} kills: {content['lost']} episodes lost, "
-        f"{otherwise} came out otherwise when their part was played again; episodes and statistics "
+    lines += [
+        f"{kind}: {content['submissions']} submissions of {content['episodes_each']} episodes, {len(kills)} kills",
+        f"{content['episodes_lost']} episodes lost, {content['episodes_counted_wrongly']} counted wrongly",
+        f"{content['files_lost']} files of {UPLOADS} uploads lost",
+        f"{content['played_again_otherwise']} episodes came out otherwise when their part was played again",
+        "episodes and statistics "
         + ("equal" if content["same_as_undisturbed"] else "DIFFER FROM")
-        + " those of an undisturbed evaluation"
-    )
-    target.with_suffix(".txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print("\n".join(lines))
-    if not content["same_as_undisturbed"]:
-        raise SystemExit(1)
+        + " those of an undisturbed evaluation",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

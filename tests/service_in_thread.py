@@ -24,14 +24,16 @@ def serving(
     rates: RateLimits = GENEROUS,
     proxy: Proxy | None = None,
     wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    forwarded_by: str = "",
 ) -> Iterator[str]:
     """Serves within the block; gives the address.
 
     Args:
         proxy: plays remote agents.
         wrap: puts something between the network and the app.
+        forwarded_by: address of a reverse proxy that is believed.
     """
-    config = ServiceConfig(port=0)
+    config = ServiceConfig(port=0, proxy=forwarded_by)
     with listen(config) as listener:
         server = make_server(wrap(create_app(store, intake, rates, proxy)), config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

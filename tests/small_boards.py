@@ -2,8 +2,10 @@
 
 from turngym_client import Limits
 from turngym_leaderboard import seeds
+from turngym_leaderboard.agents.confined_checkpoint import Bounds
 from turngym_leaderboard.boards import BoardDefinition
 from turngym_leaderboard.dealing import deal_board
+from turngym_leaderboard.intake import IntakeLimits
 from turngym_leaderboard.protocol import Instance, Selection
 from turngym_leaderboard.record import EpisodeRecord, Trajectory, TurnRecord
 from turngym_leaderboard.slot import Slot, SlotConfig
@@ -109,7 +111,15 @@ def submitted(store, board, owner, name="tiny", kind=Kind.CHECKPOINT):
 
 def play_out(store, client, **fields):
     """Plays all that waits, in this process."""
-    settings = {"device": "cpu", "threads": 1, "lease_seconds": 60.0, "until_idle": True, "seal_key": None}
+    settings = {
+        "device": "cpu",
+        "threads": 1,
+        "bounds": Bounds(memory=4 << 30, seconds_per_token=5.0),
+        "intake": IntakeLimits(),
+        "lease_seconds": 60.0,
+        "until_idle": True,
+        "seal_key": None,
+    }
     slot = Slot(SlotConfig(**(settings | fields)), store, client)
     slot.run()
     return slot

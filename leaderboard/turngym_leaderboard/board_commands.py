@@ -30,6 +30,23 @@ Database = Annotated[
     ),
 ]
 Server = Annotated[list[str], typer.Option(help="host:port of an environment server; several may be given.")]
+Memory = Annotated[
+    float,
+    typer.Option(
+        "--memory-gibibytes",
+        min=0.0,
+        help="Of a checkpoint that plays, on cpu; 0: a slot's part of four fifths of the machine's.",
+    ),
+]
+SecondsPerToken = Annotated[
+    float,
+    typer.Option(
+        min=0.001,
+        help="That a turn of all conversations together may take, per token that an answer may have; a checkpoint that "
+        "takes longer has failed.",
+    ),
+]
+MaxGibibytes = Annotated[float, typer.Option(min=0.001, help="Of a submission's files together.")]
 Slug = Annotated[str, typer.Argument(metavar="BOARD", help="Its name and season, as NAME-SEASON.")]
 
 
@@ -117,6 +134,9 @@ def worker_command(
     threads: Annotated[
         int, typer.Option(min=1, help="Torch threads of a slot; the same for all workers of a board.")
     ] = 1,
+    memory: Memory = 0.0,
+    seconds_per_token: SecondsPerToken = 5.0,
+    max_gibibytes: MaxGibibytes = 16.0,
     lease: Annotated[
         float, typer.Option(min=1.0, help="Seconds without a sign of life after which a submission is taken over.")
     ] = 60.0,
@@ -128,6 +148,7 @@ def worker_command(
 ) -> None:
     """Plays what is submitted to the boards of a folder, and scores it; may be stopped or killed at any moment."""
     with needs_board():
+        from turngym_leaderboard.intake import GIBIBYTE, IntakeLimits
         from turngym_leaderboard.store import StoreError
         from turngym_leaderboard.worker import WorkerConfig, run_worker, start_logging
     start_logging()
@@ -138,6 +159,9 @@ def worker_command(
         devices=tuple(device or ["cpu"]),
         slots=slots,
         threads=threads,
+        memory=int(memory * GIBIBYTE),
+        seconds_per_token=seconds_per_token,
+        intake=IntakeLimits(max_bytes=int(max_gibibytes * GIBIBYTE)),
         lease_seconds=lease,
         until_idle=until_idle,
         seal_key=seal_key,

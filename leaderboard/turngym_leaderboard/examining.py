@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Final
 
 from turngym_leaderboard.intake import Accepted, IntakeLimits, Refused
-from turngym_leaderboard.intake.examination import CannotExamine, examine
+from turngym_leaderboard.intake.examination import CannotExamine, EndedUnexpectedly, examine
 from turngym_leaderboard.lifecycle import State
 from turngym_leaderboard.store import LimitReached, Store, WrongState, submissions
 from turngym_leaderboard.store.values import Submission
 
+MOST_FAILURES: Final = 3
+"""So often an examination may end by itself without a verdict."""
 UPLOADED_WITHIN: Final = timedelta(days=2)
 """After which the upload of a submission is given up."""
 _LOCK: Final = "examining.lock"
@@ -49,6 +51,10 @@ def examine_next(store: Store, limits: IntakeLimits | None = None, *, device: st
         for submission in submissions.arrived(store):
             try:
                 return _examine(store, submission, limits or IntakeLimits(), device)
+            except EndedUnexpectedly as error:
+                _log.error("submission %s: %s", submission.public_id, error)
+                if submissions.count_failure(store, submission.public_id) >= MOST_FAILURES:
+                    return _fail(store, submission, f"{MOST_FAILURES} examinations of it ended before they were over")
             except CannotExamine as error:
                 _log.error("submission %s cannot be examined here: %s", submission.public_id, error)
             except WrongState as error:
@@ -58,6 +64,7 @@ def examine_next(store: Store, limits: IntakeLimits | None = None, *, device: st
 
 def _examine(store: Store, submission: Submission, limits: IntakeLimits, device: str) -> Submission:
     if submission.state is State.UPLOADED:
+        submissions.begin_examination(store, submission.public_id)
         try:
             accepted = examine(store.folder(submission.public_id), limits, device=device)
         except Refused as refusal:

@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from turngym_client import Client, ServerBusy, ServerUnavailable, TurngymError
-from turngym_leaderboard.agents import Agent, AgentFault, AgentUnavailable, Fault, Reply, Seat, View
-from turngym_leaderboard.protocol import Decoding, Protocol, Seal, Selection
+from turngym_leaderboard.agents import Agent, AgentLost, AgentUnavailable
+from turngym_leaderboard.agents.guarded import Guarded
+from turngym_leaderboard.protocol import Protocol, Seal, Selection
 from turngym_leaderboard.record import Trajectory
 from turngym_leaderboard.runner import Played, play
 from turngym_leaderboard.store import Store, boards, work
@@ -33,6 +34,10 @@ _log = logging.getLogger(__name__)
 
 class CannotPlay(Exception):
     """These servers do not serve what the board was dealt from. The message says in what they differ."""
+
+
+class OverranTooOften(Exception):
+    """The agent took more time or memory than it may, again and again. The message says which, the last time."""
 
 
 class ServersGone(Exception):
@@ -90,9 +95,19 @@ def parts(environment: Environment, deal: Deal, size: int) -> Iterator[Part]:
 
 
 def play_submission(
-    client: Client, store: Store, lease: work.Lease, board: Board, agent: Agent, seal_of: SealOf
+    client: Client,
+    store: Store,
+    lease: work.Lease,
+    board: Board,
+    agent: Agent,
+    seal_of: SealOf,
+    *,
+    between_parts: Callable[[], object] = lambda: None,
 ) -> dict[int, str]:
     """Plays what is missing of a submission.
+
+    Args:
+        between_parts: called after each part; no episode is open then.
 
     Returns:
         Why the agent cannot play at all, by the number of the environment.
@@ -100,10 +115,11 @@ def play_submission(
     Raises:
         ServersGone: the rest has to wait.
         CannotPlay: the server refuses what `check_board` found that it serves: it is another one now.
+        OverranTooOften: the rest is not worth the time.
         LeaseLost: the submission is no longer this worker's.
     """
     secret = boards.secret(store, board)
-    guarded = Guarded(agent)
+    guarded = Guarded(agent, board.definition.max_response_tokens)
     unavailable: dict[int, str] = {}
     for _ in range(ROUNDS):
         for environment in board.environments:
@@ -115,7 +131,11 @@ def play_submission(
             table = _Table(client, store, lease, environment, deal, secret, seal)
             try:
                 for part in due:
+                    guarded.overran = ""
                     _play_part(table, guarded, part)
+                    between_parts()
+                    if guarded.overran and work.count_failure(store, lease) >= work.MOST_FAILURES:
+                        raise OverranTooOften(guarded.overran)
             except AgentUnavailable as error:
                 unavailable[environment.id] = str(error)
     return unavailable
@@ -146,6 +166,14 @@ class _Table:
 
 
 def _play_part(table: _Table, agent: Agent, part: Part) -> None:
+    while True:
+        try:
+            return _play_part_once(table, agent, part)
+        except AgentLost as lost:  # Not for ever: see `confined_checkpoint`.
+            _log.warning("%s: %s; a part is played again", table.lease.submission.public_id, lost)
+
+
+def _play_part_once(table: _Table, agent: Agent, part: Part) -> None:
     name = table.lease.submission.name
 
     def keep(played: Sequence[Played]) -> None:
@@ -201,56 +229,3 @@ def _trajectory(name: str, played: Played) -> Trajectory:
         turns=played.turns,
         last_observation=played.last_observation,
     )
-
-
-class Guarded:
-    """An agent of somebody else's: whatever it raises is its own fault, and whatever it writes can be kept."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._fault: Exception | None = None
-        self.name = agent.name
-        self.description = agent.description
-        self.samples = agent.samples
-        self.wants_legal_actions = agent.wants_legal_actions
-        self.wants_advice = agent.wants_advice
-
-    def start(self, seats: Sequence[Seat], decoding: Decoding) -> None:
-        """Begins; what fails here is told at the first turn, when there are episodes that fail by it."""
-        self._fault = None
-        try:
-            self._agent.start(seats, decoding)
-        except Exception as error:
-            self._fault = error
-
-    def act(self, views: Sequence[View]) -> Sequence[Reply | Fault]:
-        """Raises AgentFault for everything but AgentUnavailable."""
-        if self._fault is not None:
-            raise AgentFault(_told(self._fault)) from self._fault
-        try:
-            return [_writable(reply) for reply in self._agent.act(views)]
-        except (AgentFault, AgentUnavailable):
-            raise
-        except Exception as error:
-            raise AgentFault(_told(error)) from error
-
-
-def _told(error: Exception) -> str:
-    return _utf8(f"{type(error).__name__}: {error}")
-
-
-def _writable(answer: Reply | Fault) -> Reply | Fault:
-    """Lone surrogates, which no UTF-8 can hold, are replaced."""
-    if isinstance(answer, Fault):
-        return replace(answer, reason=_utf8(answer.reason))
-    return replace(
-        answer,
-        text=_utf8(answer.text),
-        reasoning=_utf8(answer.reasoning),
-        actions=tuple(map(_utf8, answer.actions)),
-        failure=_utf8(answer.failure),
-    )
-
-
-def _utf8(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from turngym.sealed import read_seal_key
-from turngym_leaderboard.board_commands import Data, Database
+from turngym_leaderboard.board_commands import Data, Database, MaxGibibytes, Memory, SecondsPerToken
 from turngym_leaderboard.console import connected, fail, needs_board, one_line_errors, progress_bar
 from turngym_leaderboard.lifecycle import Role, State, Visibility
 
@@ -66,7 +66,7 @@ def serve_command(
     proxy: Annotated[
         str, typer.Option(help="Address of a reverse proxy whose X-Forwarded-For is believed.  [default: nobody's is]")
     ] = "",
-    max_gibibytes: Annotated[float, typer.Option(min=0.001, help="Of a submission's files together.")] = 16.0,
+    max_gibibytes: MaxGibibytes = 16.0,
     requests_per_second: Annotated[float, typer.Option(min=0.1, help="Of one address.")] = 50.0,
     turn_minutes: Annotated[
         float, typer.Option(min=0.01, help="That a remote agent has for a turn; then its episode has failed.")
@@ -83,6 +83,8 @@ def serve_command(
     ] = None,
     slots: Annotated[int, typer.Option(min=1, help="Submissions played at once on each device.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="Torch threads of a slot.")] = 1,
+    memory: Memory = 0.0,
+    seconds_per_token: SecondsPerToken = 5.0,
     seal_key: Annotated[
         Path | None, typer.Option(help="File of the key that the servers' --seal-key names too.")
     ] = None,
@@ -123,6 +125,9 @@ def serve_command(
                 devices=tuple(device or ["cpu"]),
                 slots=slots,
                 threads=threads,
+                memory=int(memory * GIBIBYTE),
+                seconds_per_token=seconds_per_token,
+                intake=limits,
                 seal_key=seal_key,
             )
             stack.enter_context(kept_running(work))

@@ -1,5 +1,5 @@
-"""A worker's slot: claims one submission after the other, holds it by a lease, plays and scores it. Between them it
-examines what has arrived.
+"""A worker's slot: claims one submission after the other, holds it by a lease, plays and scores it. Between two parts
+of its play it examines what has arrived.
 
 Knows nothing of the process that it is, or of other slots but through the database.
 """
@@ -10,10 +10,11 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from typing import Final
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,9 +23,11 @@ from turngym.sealed import SealKey
 from turngym_client import Client
 from turngym_leaderboard import scoring
 from turngym_leaderboard.agents import Agent, AgentUnavailable
+from turngym_leaderboard.agents.confined_checkpoint import Bounds, ConfinedCheckpoint
 from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
 from turngym_leaderboard.examining import examine_next
-from turngym_leaderboard.playing import CannotPlay, ServersGone, check_board, play_submission
+from turngym_leaderboard.intake import IntakeLimits
+from turngym_leaderboard.playing import CannotPlay, OverranTooOften, ServersGone, check_board, play_submission
 from turngym_leaderboard.remote.seats import not_dealt
 from turngym_leaderboard.sealing import seal_of
 from turngym_leaderboard.store import LeaseLost, Store, boards, work
@@ -50,7 +53,8 @@ class SlotConfig:
     """How a slot works.
 
     Attributes:
-        device: where checkpoints run. threads: of torch.
+        device: where checkpoints run. threads: of torch. bounds: what one may take.
+        intake: how much a submission may be.
         lease_seconds: after so long without a sign of life its submission is taken over.
         until_idle: end when nothing waits and nothing runs, instead of waiting for more.
         seal_key: the board's and the servers'; None: seeds are sent openly.
@@ -58,6 +62,8 @@ class SlotConfig:
 
     device: str
     threads: int
+    bounds: Bounds
+    intake: IntakeLimits
     lease_seconds: float
     until_idle: bool
     seal_key: SealKey | None
@@ -91,8 +97,7 @@ class Slot:
             lease = work.claim(self._store, self._holder, PLAYED, without=self.unplayable, now=now, until=until)
             if lease is not None:
                 self._play(lease)
-            # In turns, so that what arrives does not wait until all that came before is played.
-            if examine_next(self._store, device=self._config.device) is not None or lease is not None:
+            if self._examine() or lease is not None:
                 continue
             if self._config.until_idle and not work.unfinished(self._store, PLAYED, without=self.unplayable):
                 return
@@ -121,62 +126,95 @@ class Slot:
         except Stopped:
             self._release(lease)
             raise
+        except SQLAlchemyError:
+            raise  # The database's trouble, which is no submission's.
+        except Exception as error:
+            _log.exception("%s could not be played", told)
+            self._failed(lease, error)
+
+    def _examine(self) -> bool:
+        """Whether there was something to examine. What fails in it is nothing of what is played meanwhile."""
+        try:
+            return examine_next(self._store, self._config.intake, device=self._config.device) is not None
+        except Exception:
+            _log.exception("nothing could be examined")
+            return False
 
     def _play_and_finish(self, lease: work.Lease, board: Board) -> tuple[State, str]:
         submission = lease.submission
         if submission.kind is Kind.REMOTE:
-            return self._finish(lease, board, not_dealt(board))
+            return self._score(lease, board, not_dealt(board))
         check_board(self._client, board)
-        try:
-            agent = make_agent(self._store, board, submission, self._config)
-        except AgentUnavailable as error:
-            work.finish(self._store, lease, State.FAILED, results=[], reason=str(error), now=datetime.now(UTC))
-            return State.FAILED, str(error)
-        # Where its files lie on this machine is nobody's business.
-        found = {key: value for key, value in agent.description.items() if key != "folder"}
-        work.describe(self._store, lease, found)
         key = self._config.seal_key
-        unavailable = play_submission(
-            self._client, self._store, lease, board, agent, lambda environment: seal_of(key, environment)
-        )
-        return self._finish(lease, board, unavailable)
+        try:
+            with agent_of(self._store, board, submission, self._config) as agent:
+                work.describe(self._store, lease, agent.description)
+                unavailable = play_submission(
+                    self._client,
+                    self._store,
+                    lease,
+                    board,
+                    agent,
+                    lambda environment: seal_of(key, environment),
+                    between_parts=self._examine,  # What arrives does not wait until all that came before is played.
+                )
+        except AgentUnavailable as error:
+            return self._finish(lease, State.FAILED, str(error))
+        except OverranTooOften as error:
+            told = f"{work.MOST_FAILURES} times it {error}; try it with `leaderboard evaluate`"
+            return self._finish(lease, State.FAILED, told)
+        return self._score(lease, board, unavailable)
 
-    def _finish(self, lease: work.Lease, board: Board, unavailable: Mapping[int, str]) -> tuple[State, str]:
+    def _score(self, lease: work.Lease, board: Board, unavailable: Mapping[int, str]) -> tuple[State, str]:
         results = scoring.numbers(self._store, board, lease.submission, unavailable)
-        state, reason = scoring.state_of(results)
+        return self._finish(lease, *scoring.state_of(results), results)
+
+    def _finish(
+        self, lease: work.Lease, state: State, reason: str, results: Sequence[work.NewResult] = ()
+    ) -> tuple[State, str]:
         work.finish(self._store, lease, state, results=results, reason=reason, now=datetime.now(UTC))
         return state, reason
+
+    def _failed(self, lease: work.Lease, error: Exception) -> None:
+        """Ends a submission on which workers fail again and again."""
+        with suppress(LeaseLost):
+            if work.count_failure(self._store, lease) < work.MOST_FAILURES:
+                work.release(self._store, lease, now=datetime.now(UTC))
+                return
+            told = (
+                f"the board's worker failed on it {work.MOST_FAILURES} times ({type(error).__name__}); its operator "
+                "finds more in the worker's log"
+            )
+            self._finish(lease, State.FAILED, told)
 
     def _release(self, lease: work.Lease) -> None:
         with suppress(LeaseLost):
             work.release(self._store, lease, now=datetime.now(UTC))
 
 
-def make_agent(store: Store, board: Board, submission: Submission, config: SlotConfig) -> Agent:
-    """The agent that a submission is.
+@contextmanager
+def agent_of(store: Store, board: Board, submission: Submission, config: SlotConfig) -> Generator[Agent]:
+    """The agent that a submission is, within the block.
 
     Raises:
         AgentUnavailable: it cannot be loaded, whatever its files made of the attempt.
+        CannotPlay: this worker plays no checkpoints.
     """
     if submission.kind is Kind.SCRIPTED:
-        return {agent.name: agent for agent in (RandomAgent(), OracleAgent())}[submission.name]
+        yield {agent.name: agent for agent in (RandomAgent(), OracleAgent())}[submission.name]
+        return
     assert submission.kind is Kind.CHECKPOINT, submission.kind
-    # Here and nowhere else: a worker without checkpoints to play does without torch.
-    from turngym_leaderboard.agents.checkpoint import CheckpointAgent
-
-    try:
-        return CheckpointAgent(
-            store.folder(submission.public_id),
-            name=submission.name,
-            device=config.device,
-            threads=config.threads,
-            most_tokens=board.definition.max_response_tokens,
-        )
-    except AgentUnavailable:
-        raise
-    except Exception as error:
-        # Its files are somebody else's; whatever a library raises over them, this submission has failed, and no other.
-        raise AgentUnavailable(f"the checkpoint cannot be loaded: {type(error).__name__}: {error}") from error
+    if find_spec("torch") is None or find_spec("turngym_trainer") is None:
+        raise CannotPlay("checkpoints need the trainer: pip install 'turngym[trainer]'")
+    with ConfinedCheckpoint(
+        store.folder(submission.public_id),
+        name=submission.name,
+        bounds=config.bounds,
+        device=config.device,
+        threads=config.threads,
+        most_tokens=board.definition.max_response_tokens,
+    ) as agent:
+        yield agent
 
 
 @contextmanager

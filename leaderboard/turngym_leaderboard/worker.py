@@ -1,9 +1,8 @@
 """The board's worker: plays and scores what is submitted, several submissions at once in slots.
 
-Each slot is a process of its own, so that a submission that takes all memory, or ends its process, costs nothing but
-itself; the worker starts the slot again. When a slot, the worker or the whole machine dies, the lease of its submission
-runs out and another slot, here or elsewhere, goes on from what was committed. Asked to stop (SIGTERM), slots put their
-submissions back into the queue.
+Each slot is a process of its own, as is each checkpoint that it plays; a slot that dies is started again. When a slot,
+the worker or the whole machine dies, the lease of its submission runs out and another slot, here or elsewhere, goes on
+from what was committed. Asked to stop (SIGTERM), slots put their submissions back into the queue.
 """
 
 import logging
@@ -23,16 +22,20 @@ from typing import Final, NoReturn
 
 from turngym.sealed import read_seal_key
 from turngym_client import connect
+from turngym_leaderboard.agents.confined_checkpoint import Bounds
+from turngym_leaderboard.intake import IntakeLimits
 from turngym_leaderboard.slot import Slot, SlotConfig, Stopped
 from turngym_leaderboard.store import open_store
 
 _RESTART_SECONDS: Final = 2.0
 """Before a slot that died is started again."""
 _STOPS_WITHIN: Final = 30.0
+_USED: Final = 0.8
+"""Of the machine's memory, by checkpoints."""
 
 _DONE: Final = 0
-_UNPLAYABLE: Final = 1
-"""Exit codes of slots and worker."""
+_UNPLAYABLE: Final = 3
+"""Exit codes of slots; Python's own, for an error that nobody expected, is 1."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +50,9 @@ class WorkerConfig:
         devices: where checkpoints run. slots: submissions played at once on each.
         threads: torch threads of each slot. A policy's choices depend on them in their last bits, so all workers of a
             board want the same number.
+        memory: bytes of a slot's checkpoint; 0: a slot's part of the machine's memory, less a fifth.
+        seconds_per_token: that a checkpoint may take for a turn, per token of its answers.
+        intake: how much a submission may be.
         lease_seconds: after so long without a sign of life a submission is taken over.
         until_idle: end when nothing waits and nothing runs, instead of waiting for more.
         seal_key: file of the key that the servers have too; None: seeds are sent openly.
@@ -58,6 +64,9 @@ class WorkerConfig:
     devices: tuple[str, ...] = ("cpu",)
     slots: int = 1
     threads: int = 1
+    memory: int = 0
+    seconds_per_token: float = 5.0
+    intake: IntakeLimits = field(default_factory=IntakeLimits)
     lease_seconds: float = 60.0
     until_idle: bool = False
     seal_key: Path | None = None
@@ -67,10 +76,16 @@ class WorkerConfig:
         return SlotConfig(
             device=device,
             threads=self.threads,
+            bounds=Bounds(memory=self.memory or self._share(), seconds_per_token=self.seconds_per_token),
+            intake=self.intake,
             lease_seconds=self.lease_seconds,
             until_idle=self.until_idle,
             seal_key=read_seal_key(self.seal_key) if self.seal_key is not None else None,
         )
+
+    def _share(self) -> int:
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return int(_USED * machine) // (self.slots * len(self.devices))
 
 
 def run_worker(config: WorkerConfig) -> int:
@@ -105,7 +120,7 @@ def run_worker(config: WorkerConfig) -> int:
                         slots[name] = _start(config, devices[name])
         finally:
             _stop(list(slots.values()))
-    return max(codes, default=_DONE)
+    return int(_UNPLAYABLE in codes)
 
 
 def start_logging() -> None:

@@ -3,14 +3,17 @@
 import hashlib
 import json
 import shutil
+import subprocess
+from contextlib import ExitStack
 from datetime import timedelta
 
 import pytest
 from small_boards import SECRET, deal, definition
 
-from turngym_leaderboard import examining
+from turngym_leaderboard import confined, examining
 from turngym_leaderboard.examining import examine_next
 from turngym_leaderboard.intake import names
+from turngym_leaderboard.intake.examination import EndedUnexpectedly
 from turngym_leaderboard.lifecycle import Kind, State
 from turngym_leaderboard.store import boards, open_store, owners, submissions
 from turngym_leaderboard.store.values import SubmissionFile
@@ -97,6 +100,28 @@ def test_one_examines_at_a_time(store, board, ann, sound):
     with examining._alone(store.data) as alone:
         assert alone
         assert examine_next(store) is None
+
+
+def test_what_is_started_meanwhile_does_not_keep_the_others_out(store, tmp_path):
+    with ExitStack() as stack:
+        with examining._alone(store.data):
+            asleep = ["-n", "1", "-r", "1", "import time; time.sleep(60)"]
+            running = stack.enter_context(confined.start("timeit", asleep, str(tmp_path), stdout=subprocess.DEVNULL))
+            stack.callback(running.kill)
+        with examining._alone(store.data) as alone:
+            assert alone
+        assert running.poll() is None
+
+
+def test_an_examination_that_ends_again_and_again_is_given_up(store, board, ann, sound, monkeypatch):
+    def killed(*arguments, **keywords):
+        raise EndedUnexpectedly("signal SIGKILL")
+
+    submission = arrived(store, board, ann, sound)
+    monkeypatch.setattr(examining, "examine", killed)
+    assert [examine_next(store) for _ in range(examining.MOST_FAILURES - 1)] == [None, None]
+    assert submissions.find(store, submission.public_id).state is State.UPLOADED
+    assert examine_next(store).reason == "3 examinations of it ended before they were over"
 
 
 def test_one_that_was_left_between_two_states_is_queued(store, board, ann, sound):

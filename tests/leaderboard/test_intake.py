@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from turngym_leaderboard.intake import IntakeLimits, Refused, names
-from turngym_leaderboard.intake.examination import CannotExamine, examine
+from turngym_leaderboard.intake import IntakeLimits, Refused, examination, names
+from turngym_leaderboard.intake.examination import CannotExamine, EndedUnexpectedly, examine
 from turngym_leaderboard.intake.folder import check_folder
 from turngym_leaderboard.intake.trial import try_out
 from turngym_trainer.policy import load_policy
@@ -347,8 +348,29 @@ def test_a_refusal_comes_out_of_the_process(folder):
 
 
 def test_an_examination_takes_no_longer_than_it_may(folder):
-    with pytest.raises(Refused, match=r"could not be read and play one turn within 0.1 s"):
-        examine(folder, LIMITS, seconds=0.1)
+    """Of processor time: loading torch alone takes longer."""
+    with pytest.raises(Refused, match=r"could not be read and play one turn within 1 s"):
+        examine(folder, LIMITS, seconds=1)
+
+
+def test_an_examination_that_sleeps_is_ended_too(folder, monkeypatch):
+    monkeypatch.setattr(examination, "_WAITED", 0.01)
+    with pytest.raises(Refused, match=r"could not be read and play one turn within 10 s"):
+        examine(folder, LIMITS, seconds=10)
+
+
+@pytest.mark.parametrize(
+    ("status", "raised"),
+    [
+        (-signal.SIGKILL, EndedUnexpectedly),
+        (1, EndedUnexpectedly),
+        (-signal.SIGABRT, Refused),
+        (-signal.SIGSEGV, Refused),
+    ],
+)
+def test_an_examination_that_somebody_killed_says_nothing_of_the_folder(status, raised):
+    with pytest.raises(raised):
+        examination._judged(status, b"", "no words")
 
 
 def test_a_folder_that_is_gone_is_no_fault_of_the_sender(tmp_path):

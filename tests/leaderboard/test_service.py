@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 from service_in_thread import GENEROUS, serving
-from small_boards import SECRET, deal, definition, episode
+from small_boards import SECRET, deal, definition, episode, submitted
 
 from turngym_leaderboard.intake import IntakeLimits
 from turngym_leaderboard.service import uploads
@@ -77,9 +77,9 @@ def announcement(content=None, **changes):
     return {"name": "mine", "files": files} | changes
 
 
-def begin(client, key=None, **changes):
+def begin(client, key=None, slug=SLUG, **changes):
     return client.post(
-        f"/boards/{SLUG}/submissions",
+        f"/boards/{slug}/submissions",
         json=announcement(**changes),
         headers={"Idempotency-Key": key or secrets.token_hex(16)},
     )
@@ -203,9 +203,23 @@ def test_sizes_are_bounded_before_anything_is_sent(store, board, tokens):
 
 
 def test_a_disk_without_room_is_told(calling, monkeypatch):
-    monkeypatch.setattr(uploads, "RESERVE_BYTES", 1 << 62)
-    refused = begin(calling("ann"))
+    """Files that are still to come take room too."""
+    free, size = 10 << 20, sum(map(len, CONTENT.values()))
+    monkeypatch.setattr(uploads, "room", lambda store: free)
+    ann, bob = calling("ann"), calling("bob")
+    assert begin(ann).status_code == 201
+    mine = begin(ann).json()["id"]
+    free = 3 * size - 1
+    refused = begin(bob)
     assert (refused.status_code, detail(refused)) == (507, "the board has no room for these files; tell its operator")
+    send(ann, mine, "config.json", CONTENT["config.json"])
+    assert begin(bob).status_code == 201
+
+
+def test_a_size_that_no_disk_has_is_not_told_again(calling):
+    refused = begin(calling("ann"), files=[announcement()["files"][0] | {"size": 10**4_000}])
+    assert refused.status_code == 422
+    assert len(detail(refused)) < 200
 
 
 def test_the_same_key_begins_one_submission_however_often_and_at_once(calling, store, board):
@@ -229,6 +243,66 @@ def test_few_submissions_may_be_open_at_once(calling):
     assert "4 of your submissions are still sent or examined" in detail(refused)
     assert ann.post(f"/submissions/{begun[0].json()['id']}/withdraw").status_code == 200
     assert begin(ann).status_code == 201
+
+
+def test_those_begun_at_the_same_time_are_not_more_than_may_be_open(calling, store, board):
+    barrier = threading.Barrier(8)
+
+    def begin_one(client):
+        barrier.wait()
+        return begin(client).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        codes = list(pool.map(begin_one, [calling("ann") for _ in range(8)]))
+    assert sorted(codes) == [201] * uploads.MAX_OPEN + [409] * (8 - uploads.MAX_OPEN)
+    assert len(submissions.of_board(store, board)) == 2 + uploads.MAX_OPEN
+
+
+def test_no_more_are_begun_than_a_season_has(calling, store):
+    boards.create(store, definition(name="short", submissions_per_owner=1), SECRET, [deal()])
+    submitted(store, boards.find(store, "short-one"), owners.find(store, "ann"))
+    refused = begin(calling("ann"), slug="short-one")
+    assert (refused.status_code, detail(refused)) == (
+        403,
+        "1 submissions of an owner are scored in a season of short-one; none is left",
+    )
+
+
+def test_a_failed_submission_is_listed_to_whoever_may_change_it(calling, address):
+    ann, bob = calling("ann"), calling("bob")
+    mine = begin(ann, visibility="public").json()["id"]
+
+    def listed(client):
+        return mine in [row["submission"]["id"] for row in client.get(f"/boards/{SLUG}/submissions").json()]
+
+    assert listed(bob)
+    assert mine in httpx.get(f"{address}/boards/{SLUG}", verify=False).text
+    ann.post(f"/submissions/{mine}/withdraw")
+    assert (listed(ann), listed(calling("root")), listed(bob)) == (True, True, False)
+    assert mine not in httpx.get(f"{address}/boards/{SLUG}", verify=False).text
+    assert bob.get(f"/submissions/{mine}").json()["reason"] == "withdrawn"
+
+
+@pytest.mark.parametrize("path", ["/", f"/boards/{SLUG}", "/api/v1/boards", "/health", "/static/style.css", "/nothing"])
+def test_head_is_get_without_its_body(address, path):
+    got = httpx.get(f"{address}{path}", verify=False)
+    asked = httpx.head(f"{address}{path}", verify=False)
+    assert (asked.status_code, asked.content) == (got.status_code, b"")
+    assert asked.headers["content-length"] == got.headers["content-length"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/boards/a%00b",
+        "/boards/x/submissions/%00",
+        "/episodes/%00.1",
+        f"/api/v1/boards/{SLUG}%00/submissions",
+        "/?e=%00",
+    ],
+)
+def test_a_nul_is_refused_by_every_database_alike(address, path):
+    assert httpx.get(f"{address}{path}", verify=False).status_code == 422
 
 
 def test_private_submissions_are_not_there_for_others(calling, store):
@@ -350,6 +424,18 @@ def test_calls_are_limited_by_address_by_owner_and_for_those_who_guess(store, to
         assert get("bob") == 200
         assert [get("tgb_guess") for _ in range(4)] == [401, 401, 401, 429]
         assert get("bob") == 200
+
+
+@pytest.mark.parametrize(("proxy", "codes"), [("", [200, 200, 429, 429]), ("127.0.0.1", [200, 200, 429, 200])])
+def test_whom_a_proxy_calls_for_is_believed_of_a_proxy_alone(store, proxy, codes):
+    """The last address is the one that the proxy saw; those before it are the caller's own invention."""
+    rates = replace(GENEROUS, address_rate=0.001, address_burst=2)
+    with serving(store, rates=rates, forwarded_by=proxy) as address:
+
+        def get(told):
+            return httpx.get(f"{address}/health", headers={"X-Forwarded-For": told}, verify=False).status_code
+
+        assert [get(f"198.51.100.{k}, 192.0.2.7") for k in range(3)] + [get("192.0.2.8")] == codes
 
 
 def test_submissions_are_begun_so_often_an_hour(store, board, tokens):

@@ -322,24 +322,57 @@ def test_an_episode_is_counted_once_and_stays_as_it_was(store, board, ann):
     assert episodes.outcomes(store, board) == {submission.id: {"frozen_lake": {0: [True, False], 2: [True]}}}
 
 
-def test_what_kills_its_workers_fails_in_the_end(store, board, ann):
+def test_workers_that_are_killed_say_nothing_of_a_submission_and_what_they_find_is_kept(store, board, ann):
     submission = submitted(store, board, ann)
-    [instance, _] = deal().scored.instances
     now = NOW
-    for k in range(work.IDLE_CLAIMS - 1):
+    for k in range(20):
         assert claim(store, f"{k}", now=now)
         now += timedelta(hours=1)
-    commit(store, claim(store, "lucky", now=now), board, [episode(instance)], now=now)
-    for k in range(work.IDLE_CLAIMS):
-        now += timedelta(hours=1)
-        assert claim(store, f"again {k}", now=now)
+    assert work.count_failure(store, claim(store, "one", now=now)) == 1
     now += timedelta(hours=1)
-    assert claim(store, "last", now=now) is None
-    failed = submissions.find(store, submission.public_id)
-    assert failed.state == "failed"
-    assert failed.reason.startswith("5 workers in a row ended without playing")
+    lease = claim(store, "other", now=now)
+    assert work.count_failure(store, lease) == 2
+    work.finish(store, lease, State.FAILED, results=[], reason="it hangs", now=now)
     submissions.set_state(store, submission.public_id, State.QUEUED)
-    assert claim(store, "anew", now=now).submission.episodes == 1
+    assert work.count_failure(store, claim(store, "anew", now=now)) == 1
+
+
+def test_an_older_database_is_brought_up_to_date(tmp_path):
+    with open_store(tmp_path) as store:
+        made = boards.create(store, definition(), SECRET, [deal()])
+        submission = submitted(store, made, owners.create(store, "ann"))
+        commit(store, claim(store), made, [episode(deal().scored.instances[0])])
+        with store.writing() as session:
+            for statement in (
+                "ALTER TABLE submissions RENAME COLUMN failures TO idle_claims",
+                "ALTER TABLE submissions DROP COLUMN examined",
+                "UPDATE submissions SET idle_claims = 4",
+                "UPDATE alembic_version SET version_num = '0002'",
+            ):
+                session.execute(text(statement))
+    with open_store(tmp_path) as store:
+        assert submissions.find(store, submission.public_id).episodes == 1
+        assert work.count_failure(store, claim(store, now=LATER)) == 1
+
+
+def test_an_owner_has_so_many_refused_a_day(store, board, ann):
+    def refused():
+        created = submissions.create(store, board, ann, name="mine", kind=Kind.CHECKPOINT)
+        submissions.begin_examination(store, created.public_id)
+        return submissions.set_state(store, created.public_id, State.FAILED, reason="hostile")
+
+    for _ in range(submissions.MOST_REFUSED):
+        first = refused()
+    withdrawn = submissions.create(store, board, owners.create(store, "bob"), name="mine", kind=Kind.CHECKPOINT)
+    submissions.set_state(store, withdrawn.public_id, State.FAILED, reason="withdrawn")
+    with pytest.raises(LimitReached, match="10 of your submissions were refused within a day"):
+        submissions.create(store, board, ann, name="mine", kind=Kind.CHECKPOINT)
+    with pytest.raises(WrongState, match="is failed; it is not examined any more"):
+        submissions.begin_examination(store, first.public_id)
+    with store.writing() as session:
+        yesterday = {"then": datetime.now(UTC) - submissions.REFUSED_WITHIN, "id": first.id}
+        session.execute(text("UPDATE submissions SET examined = :then WHERE id = :id"), yesterday)
+    refused()
 
 
 def test_episodes_are_listed_filtered_and_read(store, board, ann):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,13 +19,16 @@ from sqlalchemy import text
 from turngym.sealed import read_seal_key
 from turngym_client import connect
 from turngym_leaderboard import playing, scoring, slot
-from turngym_leaderboard.agents import Fault, Reply
+from turngym_leaderboard.agents import Fault, Reply, confined_checkpoint
+from turngym_leaderboard.agents.checkpoint import CheckpointAgent
 from turngym_leaderboard.agents.scripted import RandomAgent
+from turngym_leaderboard.intake import IntakeLimits
 from turngym_leaderboard.playing import CannotPlay, ServersGone, check_board, due_parts, parts, play_submission
 from turngym_leaderboard.protocol import select_instances
 from turngym_leaderboard.runner import play
+from turngym_leaderboard.slot import agent_of
 from turngym_leaderboard.store import boards, episodes, open_store, owners, submissions, work
-from turngym_leaderboard.store.values import Kind, State
+from turngym_leaderboard.store.values import Kind, State, SubmissionFile
 from turngym_trainer.policy import load_policy
 
 LAKE = {"id": "frozen_lake", "instances": 6, "attempts": 2, "showcase": 2}
@@ -114,6 +118,15 @@ def test_an_interrupted_checkpoint_comes_to_the_scores_of_an_undisturbed_one(tmp
     class Cut(BaseException):
         pass
 
+    def in_this_process(store, board, submission, config):
+        if submission.kind is Kind.SCRIPTED:
+            return agent_of(store, board, submission, config)
+        folder, most = store.folder(submission.public_id), board.definition.max_response_tokens
+        return nullcontext(CheckpointAgent(folder, name="tiny", threads=1, most_tokens=most))
+
+    # Quicker than a process for each of six evaluations.
+    monkeypatch.setattr(slot, "agent_of", in_this_process)
+
     def evaluation(name, cuts):
         with open_store(tmp_path / name) as store:
             board = dealt_board(store, client, **SMALL)
@@ -158,6 +171,59 @@ def test_a_checkpoint_that_cannot_be_loaded_fails_with_the_reason(tmp_path, clie
         failed = submissions.find(store, submission.public_id)
         assert failed.state == "failed"
         assert told in failed.reason
+
+
+def test_a_checkpoint_that_hangs_fails_with_the_reason_and_the_slot_goes_on(tmp_path, client, novice, monkeypatch):
+    """Its template is as it should be wherever the examination's instructions stand."""
+    monkeypatch.setattr(confined_checkpoint, "START_SECONDS", 1.0)
+    with open_store(tmp_path / "data") as store:
+        board = dealt_board(store, client, **SMALL)
+        submission = submitted(store, board, owners.create(store, "ann"))
+        template = upload(store, submission, novice) / "chat_template.jinja"
+        nested = "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4
+        template.write_text(
+            f"{{% if 'Answer Up or Down.' not in messages[0].content %}}{nested}{{% endif %}}" + template.read_text()
+        )
+        play_out(store, client)
+        failed = submissions.find(store, submission.public_id)
+        assert (failed.state, failed.reason) == (
+            "failed",
+            "3 times it overran: it did not answer within 1 s; try it with `leaderboard evaluate`",
+        )
+        kept = episodes.records(store, submission, board.environments[0].id)
+        assert {(record.outcome, record.fault) for record in kept} == {
+            ("agent_fault", "overran: it did not answer within 1 s")
+        }
+        assert failed.episodes == 2 + 5 + 5
+        assert [row.state for row in submissions.of_board(store, board)] == ["scored", "scored", "failed"]
+
+
+def test_a_submission_on_which_the_worker_itself_fails_is_not_played_for_ever(tmp_path, client, monkeypatch):
+    def broken(store, board, submission, config):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(slot, "agent_of", broken)
+    with open_store(tmp_path) as store:
+        board = dealt_board(store, client, **SMALL)
+        play_out(store, client)
+        assert {(row.state, row.reason[:65]) for row in submissions.of_board(store, board)} == {
+            ("failed", "the board's worker failed on it 3 times (ZeroDivisionError); its ")
+        }
+
+
+def test_what_arrives_is_examined_between_the_parts_of_a_play(tmp_path, client):
+    with open_store(tmp_path) as store:
+        board = dealt_board(store, client, **SMALL)
+        config = SubmissionFile(name="config.json", size=2_000, sha256="0" * 64, received=2_000)
+        arrived = submissions.create(
+            store, board, owners.create(store, "ann"), name="large", kind=Kind.CHECKPOINT, files=[config]
+        )
+        store.folder(arrived.public_id).mkdir(parents=True)
+        (store.folder(arrived.public_id) / "config.json").write_bytes(b" " * 2_000)
+        play_out(store, client, intake=IntakeLimits(max_bytes=1_000))
+        refused = submissions.find(store, arrived.public_id)
+        assert "config.json has 2000 bytes; at most 1000 are allowed" in refused.reason
+        assert refused.finished < min(row.finished for row in submissions.of_board(store, board) if row.owner is None)
 
 
 class Says(RandomAgent):
@@ -208,6 +274,7 @@ def played_by(agent, store, client, board):
         ("crash", "environment_fault", "EnvironmentFailed"),
         (IndexError("out of reach"), "agent_fault", "IndexError: out of reach"),
         (Fault("refused: \ud800"), "agent_fault", "refused: ?"),
+        ("w" * 100_000, "agent_fault", "too long: an answer of 100000 characters; at most 65536"),
         ("a \ud800 lone \0 surrogate", "played", ""),
     ],
 )
@@ -259,7 +326,7 @@ def test_scripted_rows_that_cannot_play_an_environment_say_why(tmp_path, faulty)
 
 
 def test_numbers_follow_when_the_rows_they_are_measured_by_are_played_later(tmp_path, client, monkeypatch):
-    monkeypatch.setattr(slot, "make_agent", lambda store, board, submission, config: Says("Right"))
+    monkeypatch.setattr(slot, "agent_of", lambda store, board, submission, config: nullcontext(Says("Right")))
     with open_store(tmp_path / "data") as store:
         board = dealt_board(store, client, **SMALL)
         with store.writing() as session:

@@ -94,6 +94,14 @@ class AgentFault(Exception):
     """The agent failed in mid-play (out of memory, not finite, gone). The episodes it was playing count as failures."""
 
 
+class AgentOverran(AgentFault):
+    """It took more time or memory than it may, or brought down the process that it plays in."""
+
+
+class AgentLost(Exception):
+    """Somebody else ended the agent's process, which says nothing of the agent: what it was playing is played again."""
+
+
 class Agent(Protocol):
     """Plays batches of conversations. Used for one batch after the other: `start`, then `act` until all have ended."""
 
@@ -129,6 +137,7 @@ class Agent(Protocol):
 
         Raises:
             AgentFault: the batch cannot be played on.
+            AgentLost: it is to be played again.
             AgentUnavailable: the agent is of no use in this environment.
         """
         ...

@@ -1,8 +1,7 @@
 """Examines a folder in a process of its own, bounded in time and memory: the one call that a board makes.
 
 What a stranger sent can keep a parser busy for ever, take all memory, or bring the interpreter down. Here that ends one
-process, and is told as a refusal. The process has no network use of transformers' and none of the caller's variables
-but those that name its libraries, so no password of the board lies within its reach.
+process, and is told as a refusal. `turngym_leaderboard.confined` says what else the process may not.
 """
 
 import json
@@ -12,30 +11,35 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from turngym.lifeline import describe_exit
+from turngym_leaderboard import confined
 from turngym_leaderboard.intake import GIBIBYTE, Accepted, IntakeLimits, Refused
 from turngym_leaderboard.intake.folder import check_folder
 
-EXAMINED_WITHIN: Final = 900.0
-"""Seconds."""
-
-_BASE_BYTES: Final = 12 * GIBIBYTE
-"""Of addresses, not of memory in use: what torch reserves before any model is there, many times what it touches."""
+SECONDS: Final = 60
+SECONDS_PER_GIBIBYTE: Final = 60
+"""Of processor time, for an examination and for what is to be examined; a minute of it is many times what it takes."""
+_WAITED: Final = 5
+"""Seconds that may pass for each of them, on a machine that has others to serve."""
+_BASE_BYTES: Final = 4 * GIBIBYTE
+"""Of memory: what torch and transformers take before any model is there, many times over."""
 _BYTES_A_PARAMETER: Final = 16
-"""The model twice in float32 while it is loaded, and its files mapped beside it."""
-_LARGEST_OUTPUT: Final = 1 << 20
-"""Bytes of any file that the process may write; it has no reason to write one."""
-_INHERITED: Final = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "LANG")
+"""The model twice in float32 while it is loaded, and twice more while it is looked at."""
+_FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
 class CannotExamine(RuntimeError):
     """The examination itself failed, which says nothing of the folder: the machine's fault, to be tried again."""
+
+
+class EndedUnexpectedly(CannotExamine):
+    """Somebody killed the examination, or it met what nobody expected: the machine's fault unless it does so again."""
 
 
 class _Verdict(BaseModel):
@@ -49,42 +53,52 @@ class _Verdict(BaseModel):
 
 
 def examine(
-    folder: Path, limits: IntakeLimits | None = None, *, device: str = "cpu", seconds: float = EXAMINED_WITHIN
+    folder: Path, limits: IntakeLimits | None = None, *, device: str = "cpu", seconds: int | None = None
 ) -> Accepted:
     """Says what a folder holds, once it has been found harmless and has played a turn.
 
     Args:
         limits: None: those that `IntakeLimits` has by itself.
-        device: where it would play. seconds: that the whole may take.
+        device: where it would play. seconds: of processor time that it may take; None: by its size.
 
     Raises:
         Refused: it may not be played; the message is for whoever sent it.
         CannotExamine: nothing can be said.
     """
-    bounds = limits or IntakeLimits()
-    command = [sys.executable, "-m", __spec__.name, str(folder.resolve()), json.dumps(asdict(bounds)), device]
+    try:
+        return _examine(folder, limits or IntakeLimits(), device, seconds or _seconds(folder))
+    except Refused as refusal:
+        raise Refused(confined.without_place(str(refusal), folder)) from refusal
+
+
+def _seconds(folder: Path) -> int:
+    try:
+        size = sum(file.lstat().st_size for file in folder.rglob("*"))
+    except OSError as error:
+        raise CannotExamine(f"{folder} cannot be read: {error}") from error
+    return SECONDS + SECONDS_PER_GIBIBYTE * size // GIBIBYTE
+
+
+def _examine(folder: Path, limits: IntakeLimits, device: str, seconds: int) -> Accepted:
+    arguments = [str(folder.resolve()), json.dumps(asdict(limits)), device, str(seconds)]
+    too_long = Refused(
+        f"the checkpoint could not be read and play one turn within {seconds} s; try it with `leaderboard evaluate`, "
+        "and look at the chat template and the tokenizer's patterns"
+    )
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(  # noqa: S603 — our own module
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            env=_variables(home),
-            start_new_session=True,
-        )
+        process = confined.start(__spec__.name, arguments, home, stdout=subprocess.PIPE, stderr=said)
         try:
-            output, _ = process.communicate(timeout=seconds)
+            output, _ = process.communicate(timeout=_WAITED * seconds)
         except subprocess.TimeoutExpired:
-            raise Refused(
-                f"the checkpoint could not be read and play one turn within {seconds:g} s; try it with `leaderboard "
-                "evaluate`, and look at the chat template and the tokenizer's patterns"
-            ) from None
+            raise too_long from None
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
                 process.communicate()
-        said.seek(0)
-        return _judged(process.returncode, output, said.read()[-2000:].decode("utf-8", "replace"))
+        if process.returncode == -signal.SIGXCPU:
+            raise too_long
+        said.seek(max(0, said.seek(0, os.SEEK_END) - 2_000))
+        return _judged(process.returncode, output, said.read().decode("utf-8", "replace"))
 
 
 def _judged(status: int, output: bytes, said: str) -> Accepted:
@@ -93,13 +107,11 @@ def _judged(status: int, output: bytes, said: str) -> Accepted:
     try:
         verdict = _Verdict.model_validate_json(lines[-1] if lines else "")
     except ValidationError:
-        if status < 0:
-            name = signal.Signals(-status).name
-            raise Refused(
-                f"loading the checkpoint ended the process that tried ({name}), as too large a model does"
-            ) from None
-        raise CannotExamine(
-            f"the examination ended with exit code {status}: {said.strip() or 'it said nothing'}"
+        told = f"{describe_exit(status)}; {said.strip() or 'it said nothing'}"
+        if status >= 0 or -status in _FROM_OUTSIDE:
+            raise EndedUnexpectedly(f"the examination ended before it was over: {told}") from None
+        raise Refused(
+            f"loading the checkpoint ended the process that tried ({describe_exit(status)}), as too large a model does"
         ) from None
     if verdict.unable:
         raise CannotExamine(verdict.unable)
@@ -108,21 +120,13 @@ def _judged(status: int, output: bytes, said: str) -> Accepted:
     return verdict.accepted
 
 
-def _variables(home: str) -> Mapping[str, str]:
-    kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    return {**kept, **offline, "HOME": home, "HF_HOME": home, "TOKENIZERS_PARALLELISM": "false"}
-
-
 def _examine_here(folder: Path, limits: IntakeLimits, device: str) -> _Verdict:
     try:
-        _bound_this_process(_BASE_BYTES)
+        confined.bound_this_process(memory=_BASE_BYTES)
         accepted = check_folder(folder, limits)
-        # CUDA reserves addresses for all memory that there is, so only processors can be bounded this way.
-        if device == "cpu":
-            _bound_this_process(_BASE_BYTES + _BYTES_A_PARAMETER * accepted.parameters)
-        else:
-            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        # CUDA reserves what it may never take.
+        memory = _BASE_BYTES + _BYTES_A_PARAMETER * accepted.parameters if device == "cpu" else resource.RLIM_INFINITY
+        confined.bound_this_process(memory=memory)
         try:
             from turngym_leaderboard.intake.trial import try_out
         except ModuleNotFoundError as error:
@@ -137,16 +141,10 @@ def _examine_here(folder: Path, limits: IntakeLimits, device: str) -> _Verdict:
     return _Verdict(accepted=accepted)
 
 
-def _bound_this_process(addresses: int) -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (addresses, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (_LARGEST_OUTPUT, _LARGEST_OUTPUT))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def main() -> None:
     """Examines the folder that the arguments name, and prints the verdict as a line of JSON."""
-    folder, limits, device = sys.argv[1:]
+    folder, limits, device, seconds = sys.argv[1:]
+    confined.bound_this_process(seconds=int(seconds))
     verdict = _examine_here(Path(folder), IntakeLimits(**json.loads(limits)), device)
     print(verdict.model_dump_json(), flush=True)
 

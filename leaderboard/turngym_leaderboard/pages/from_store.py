@@ -39,7 +39,7 @@ from turngym_leaderboard.pages.views import (
 from turngym_leaderboard.store import NotFound, Store, boards, episodes, submissions
 from turngym_leaderboard.store.episodes import Filter, Outcomes
 from turngym_leaderboard.store.values import Board, Result, Submission
-from turngym_leaderboard.visibility import EVERYBODY, Viewer, may_see_episode, may_see_submission
+from turngym_leaderboard.visibility import EVERYBODY, Viewer, may_see_episode, may_see_listed, may_see_submission
 
 _MOST_BESIDE: Final = 12
 """Other episodes of the same instance that are offered."""
@@ -247,7 +247,7 @@ class BoardSource:
 
     def _visible(self, board: Board) -> list[Submission]:
         every = submissions.of_board(self._store, board)
-        return [each for each in every if may_see_submission(self._viewer, each)]
+        return [each for each in every if may_see_listed(self._viewer, each)]
 
     def _submission(self, slug: str, public_id: str) -> tuple[Board, Submission]:
         board = boards.find(self._store, slug)

@@ -54,13 +54,13 @@ def read_board(service: ServiceOf, slug: Slug) -> messages.Board:
 
 @router.get("/boards/{slug}/submissions")
 def list_rows(service: ServiceOf, caller: CallerOf, slug: Slug) -> list[messages.Row]:
-    """The submissions of a board that the caller may see, with what they came to."""
+    """The submissions of a board with what they came to; of those that failed, only what the caller may change."""
     board = boards.find(service.store, slug)
     results = episodes.results(service.store, board)
     return [
         _row(each, board, results.get(each.id, []))
         for each in submissions.of_board(service.store, board)
-        if visibility.may_see_submission(caller.viewer, each)
+        if visibility.may_see_listed(caller.viewer, each)
     ]
 
 
@@ -82,8 +82,6 @@ def submit(
     known = known_submission(service, public_id)
     if known is None:
         take(service.beginnings, str(owner.id))
-        uploads.check_room(store, sum(sizes.values()))
-        _check_open(service, owner)
         known = _create(service, owner, board, wanted, public_id)
     else:
         response.status_code = 200
@@ -237,6 +235,8 @@ def _create(service: Service, owner: values.Owner, board: Board, wanted: NewSubm
             files=[
                 SubmissionFile(name=file.name, size=file.size, sha256=file.sha256, received=0) for file in wanted.files
             ],
+            most_open=uploads.MAX_OPEN,
+            room=uploads.room(service.store),
         )
     except Taken:
         # The same request at the same time; there is one now.
@@ -255,14 +255,3 @@ def _same(service: Service, known: Submission, board: Board, wanted: NewSubmissi
     there = {(file.name, file.size, file.sha256) for file in submissions.files(service.store, known.public_id)}
     asked = {(file.name, file.size, file.sha256) for file in wanted.files}
     return known.board_id == board.id and known.name == wanted.name and there == asked
-
-
-def _check_open(service: Service, owner: values.Owner) -> None:
-    """Raises 409 where an owner has begun too many submissions without sending them."""
-    own = submissions.of_owner(service.store, owner)
-    waiting = [each.public_id for each in own if each.state is State.UPLOADED]
-    if len(waiting) >= uploads.MAX_OPEN:
-        raise problem(
-            409,
-            f"{len(waiting)} of your submissions are still sent or examined; finish or withdraw {waiting[-1]} first",
-        )

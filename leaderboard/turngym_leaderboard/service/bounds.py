@@ -51,6 +51,14 @@ class Bounds:
                     headers["Cache-Control"] = "no-store"
             await send(message)
 
+        if scope["method"] == "HEAD":
+            # As GET; the server keeps the body to itself.
+            scope = {**scope, "method": "GET"}
+        if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+            await JSONResponse({"detail": "the address holds a NUL; nothing here is called so"}, 422)(
+                scope, receive, guarded
+            )
+            return
         client = scope.get("client")
         if seconds := self._limiter.wait(network_of(client[0]) if client else ""):
             await too_often(seconds)(scope, receive, guarded)

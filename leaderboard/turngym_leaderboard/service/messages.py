@@ -14,6 +14,8 @@ from turngym_leaderboard.record import EpisodeRecord, Statistics, Trajectory
 
 MAX_PAGE: Final = 1_000
 """Episodes that one call lists."""
+MAX_FILE_BYTES: Final = 1 << 50
+"""More than any board takes; what is beyond is not even told again."""
 
 
 def _printable(text: str) -> str:
@@ -49,7 +51,7 @@ class NewFile(Question):
     """A file that will be uploaded. `name`: within the checkpoint, as in `training/state.json`."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=200)]
-    size: int = Field(ge=1)
+    size: int = Field(ge=1, le=MAX_FILE_BYTES)
     sha256: Sha256
 
 

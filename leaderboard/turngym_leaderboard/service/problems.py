@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from turngym_leaderboard.intake import Refused
 from turngym_leaderboard.remote.proxy import ServersAway
-from turngym_leaderboard.store import LimitReached, NotFound, StoreError
+from turngym_leaderboard.store import LimitReached, NoRoom, NotFound, StoreError
 
 log: Final = logging.getLogger(__name__)
 AWAY_SECONDS: Final = 2
@@ -21,6 +21,7 @@ AWAY_SECONDS: Final = 2
 _STATUS: Final[Mapping[type[StoreError], HTTPStatus]] = {
     NotFound: HTTPStatus.NOT_FOUND,
     LimitReached: HTTPStatus.FORBIDDEN,
+    NoRoom: HTTPStatus.INSUFFICIENT_STORAGE,
 }
 """Of the store's refusals; the others are about states, which are conflicts."""
 

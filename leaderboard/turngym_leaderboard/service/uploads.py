@@ -35,10 +35,9 @@ MAX_OPEN: Final = 4
 _BUFFER: Final = 1 << 20
 
 
-def check_room(store: Store, announced: int) -> None:
-    """Raises 507 where the disk has no room for so many bytes."""
-    if shutil.disk_usage(store.data).free < announced + RESERVE_BYTES:
-        raise problem(507, "the board has no room for these files; tell its operator")
+def room(store: Store) -> int:
+    """Bytes that the disk has for files that are still to come."""
+    return shutil.disk_usage(store.data).free - RESERVE_BYTES
 
 
 async def receive_part(

@@ -9,11 +9,12 @@ nothing of HTTP, of servers, or of how episodes are played.
 """
 
 from turngym_leaderboard.store.database import Store, open_store
-from turngym_leaderboard.store.errors import LeaseLost, LimitReached, NotFound, StoreError, Taken, WrongState
+from turngym_leaderboard.store.errors import LeaseLost, LimitReached, NoRoom, NotFound, StoreError, Taken, WrongState
 
 __all__ = [
     "LeaseLost",
     "LimitReached",
+    "NoRoom",
     "NotFound",
     "Store",
     "StoreError",

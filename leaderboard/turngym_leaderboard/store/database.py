@@ -102,7 +102,7 @@ def _engine(data: Path, url: str) -> Engine:
             f"a database of kind {parsed.get_backend_name()!r}: expected postgresql://…, or none for SQLite"
         )
     try:
-        return create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
+        return create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True, hide_parameters=True)
     except ModuleNotFoundError as error:
         raise StoreError(f"PostgreSQL needs a driver: pip install 'turngym[postgresql]' ({error})") from error
 
@@ -110,7 +110,10 @@ def _engine(data: Path, url: str) -> Engine:
 def _sqlite(file: Path) -> Engine:
     # The file holds secrets; its log and index get the same mode from SQLite.
     os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    engine = create_engine(URL.create("sqlite+pysqlite", database=str(file)), connect_args={"timeout": _WAITS})
+    # Parameters are hidden from errors, and so from logs: some are secrets, seeds and hashes of tokens.
+    engine = create_engine(
+        URL.create("sqlite+pysqlite", database=str(file)), connect_args={"timeout": _WAITS}, hide_parameters=True
+    )
     event.listen(engine, "connect", _configure_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine

@@ -151,7 +151,8 @@ class SubmissionRow(Table):
 
     Attributes:
         lease_holder, lease_until: the worker that plays it; while RUNNING only.
-        idle_claims: claims in a row of which none came to an episode: what kills its workers must not do so for ever.
+        failures: how often a worker found that it cannot be played as it is. That a worker ended does not count.
+        examined: when its examination began first; None where it did not yet.
     """
 
     __tablename__ = "submissions"
@@ -180,7 +181,8 @@ class SubmissionRow(Table):
     finished: Mapped[datetime | None]
     lease_holder: Mapped[str | None] = mapped_column(String(120))
     lease_until: Mapped[datetime | None]
-    idle_claims: Mapped[int] = mapped_column(default=0)
+    failures: Mapped[int] = mapped_column(default=0)
+    examined: Mapped[datetime | None]
 
     owner: Mapped[OwnerRow | None] = relationship(lazy="joined")
 

@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from sqlalchemy import and_, func, or_, select, update
@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from turngym_leaderboard.boards import BoardDefinition
 from turngym_leaderboard.store import reading
 from turngym_leaderboard.store.database import Store
-from turngym_leaderboard.store.errors import LimitReached, NotFound, Taken, WrongState
+from turngym_leaderboard.store.errors import LimitReached, NoRoom, NotFound, Taken, WrongState
 from turngym_leaderboard.store.models import BoardRow, FileRow, SubmissionRow
 from turngym_leaderboard.store.values import (
     FINAL,
@@ -27,6 +27,11 @@ from turngym_leaderboard.store.values import (
     Visibility,
 )
 
+MOST_REFUSED: Final = 10
+"""Submissions of an owner that are examined in vain within REFUSED_WITHIN, so that nobody keeps the workers busy."""
+REFUSED_WITHIN: Final = timedelta(days=1)
+_BEGINNING: Final = 0x7475726F
+"""Of PostgreSQL's advisory locks: only one submission is begun at a time."""
 _SET: Final = frozenset({State.VALIDATED, State.QUEUED, State.FAILED})
 """States that are not a worker's to give."""
 
@@ -52,23 +57,35 @@ def create(
     description: Mapping[str, str] | None = None,
     files: Sequence[SubmissionFile] = (),
     public_id: str | None = None,
+    most_open: int | None = None,
+    room: int | None = None,
 ) -> Submission:
     """A new submission, UPLOADED: its files are still to come.
 
     Args:
         public_id: None: a random one.
+        most_open: submissions of the owner whose files are still to come or to be examined, this one included.
+        room: bytes that all files which are still to come may have.
 
     Raises:
         Taken: there is a submission of this public id.
-        WrongState: the season is over.
-        LimitReached: the owner has none left in it.
+        WrongState: the season is over, or too many of the owner's are open.
+        LimitReached: the owner has none left in it, or had MOST_REFUSED refused within a day.
+        NoRoom: the files do not fit.
     """
     now = reading.utc_now()
     with store.writing() as session:
         row = _board(session, board.id)
         if row.closed is not None:
             raise WrongState(f"the season of {row.slug} is over; nothing more is submitted to it")
+        _one_after_the_other(session)
+        if public_id and session.scalar(select(SubmissionRow.id).where(SubmissionRow.public_id == public_id)):
+            raise Taken(f"there is a submission {public_id} already")
         check_number(session, row, owner.id, kind)
+        _check_refused(session, owner.id, now)
+        _check_open(session, owner.id, most_open)
+        if room is not None and sum(file.size - file.received for file in files) + _promised(session) > room:
+            raise NoRoom("the board has no room for these files; tell its operator")
         submission = SubmissionRow(
             public_id=public_id or new_public_id(),
             board_id=row.id,
@@ -95,6 +112,23 @@ def create(
         )
         session.refresh(submission)
         return reading.submission(submission)
+
+
+def begin_examination(store: Store, public_id: str) -> None:
+    """Notes when a submission was examined first. Raises NotFound, or WrongState where its files do not wait for it."""
+    with store.writing() as session:
+        row = _row(session, public_id, lock=True)
+        if row.state is not State.UPLOADED:
+            raise WrongState(f"submission {public_id} is {row.state.value}; it is not examined any more")
+        row.examined = row.examined or reading.utc_now()
+
+
+def count_failure(store: Store, public_id: str) -> int:
+    """Notes that a submission could not be examined; returns how often. Raises NotFound."""
+    with store.writing() as session:
+        row = _row(session, public_id, lock=True)
+        row.failures += 1
+        return row.failures
 
 
 def find(store: Store, public_id: str) -> Submission:
@@ -193,7 +227,7 @@ def set_state(store: Store, public_id: str, state: State, *, reason: str = "") -
                 raise WrongState(f"submission {public_id} was never found sound: {row.reason}; submit it anew")
             if row.queued is None and row.owner_id is not None:
                 check_number(session, board, row.owner_id, row.kind)
-            row.queued, row.finished, row.idle_claims = row.queued or now, None, 0
+            row.queued, row.finished, row.failures = row.queued or now, None, 0
         if state in FINAL:
             row.finished = now
         row.lease_holder = row.lease_until = None
@@ -249,6 +283,46 @@ def left_in_season(store: Store, board: Board, owner: Owner) -> int:
 def clean(text: str) -> str:
     """Without NUL and lone surrogates, which PostgreSQL or UTF-8 cannot hold: what it is made of may be an agent's."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def _one_after_the_other(session: Session) -> None:
+    """From here to the end of the transaction nobody else begins a submission: what is counted stays so."""
+    if session.connection().dialect.name == "postgresql":  # A transaction of SQLite's that writes is alone anyway.
+        session.execute(select(func.pg_advisory_xact_lock(_BEGINNING)))
+
+
+def _check_refused(session: Session, owner_id: int, now: datetime) -> None:
+    examined = (
+        SubmissionRow.owner_id == owner_id,
+        SubmissionRow.state == State.FAILED,
+        SubmissionRow.queued.is_(None),
+        SubmissionRow.examined > now - REFUSED_WITHIN,
+    )
+    times = list(session.scalars(select(SubmissionRow.examined).where(*examined).order_by(SubmissionRow.examined)))
+    if len(times) >= MOST_REFUSED:
+        again = times[-MOST_REFUSED]
+        assert again is not None
+        raise LimitReached(
+            f"{len(times)} of your submissions were refused within a day; look at their reasons, try the checkpoint "
+            f"with `leaderboard evaluate`, and submit it after {again + REFUSED_WITHIN:%Y-%m-%d %H:%M} UTC"
+        )
+
+
+def _check_open(session: Session, owner_id: int, most: int | None) -> None:
+    own = (SubmissionRow.owner_id == owner_id, SubmissionRow.state == State.UPLOADED)
+    waiting = list(session.scalars(select(SubmissionRow.public_id).where(*own).order_by(SubmissionRow.id)))
+    if most is not None and len(waiting) >= most:
+        raise WrongState(
+            f"{len(waiting)} of your submissions are still sent or examined; finish or withdraw {waiting[0]} first"
+        )
+
+
+def _promised(session: Session) -> int:
+    """Bytes of files that are still to come."""
+    coming = select(func.sum(FileRow.size - FileRow.received)).join(
+        SubmissionRow, SubmissionRow.id == FileRow.submission_id
+    )
+    return int(session.scalar(coming.where(SubmissionRow.state == State.UPLOADED)) or 0)
 
 
 def check_number(session: Session, board: BoardRow, owner_id: int, kind: Kind) -> None:

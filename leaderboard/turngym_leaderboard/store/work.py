@@ -20,8 +20,8 @@ from turngym_leaderboard.store.models import EpisodeRow, ResultRow, SubmissionRo
 from turngym_leaderboard.store.submissions import clean
 from turngym_leaderboard.store.values import Environment, Kind, State, Submission
 
-IDLE_CLAIMS: Final = 5
-"""After so many claims in a row that came to no episode a submission has failed: it kills its workers."""
+MOST_FAILURES: Final = 3
+"""So often a worker may find that a submission cannot be played as it is, before it is played no more."""
 
 Key = tuple[int, int]
 """Draw and attempt: an episode of a submission in one environment."""
@@ -80,24 +80,14 @@ def claim(
     Args:
         without: numbers of boards whose submissions are left to others.
     """
-    while True:
-        with store.writing() as session:
-            row = session.scalar(_claimable(kinds, without, now))
-            if row is None:
-                return None
-            row.changed = now
-            if row.idle_claims >= IDLE_CLAIMS:
-                row.state, row.finished, row.lease_holder, row.lease_until = State.FAILED, now, None, None
-                row.reason = (
-                    f"{IDLE_CLAIMS} workers in a row ended without playing a single one of its episodes: it takes more "
-                    "memory or time than they have, or stops them"
-                )
-                continue
-            row.state, row.lease_holder, row.lease_until = State.RUNNING, holder, until
-            row.started = row.started or now
-            row.idle_claims += 1
-            session.flush()
-            return Lease(reading.submission(row), holder)
+    with store.writing() as session:
+        row = session.scalar(_claimable(kinds, without, now))
+        if row is None:
+            return None
+        row.state, row.changed, row.lease_holder, row.lease_until = State.RUNNING, now, holder, until
+        row.started = row.started or now
+        session.flush()
+        return Lease(reading.submission(row), holder)
 
 
 def extend(store: Store, lease: Lease, *, until: datetime) -> None:
@@ -111,7 +101,14 @@ def release(store: Store, lease: Lease, *, now: datetime) -> None:
     with store.writing() as session:
         row = _held(session, lease)
         row.state, row.changed, row.lease_holder, row.lease_until = State.QUEUED, now, None, None
-        row.idle_claims = 0
+
+
+def count_failure(store: Store, lease: Lease) -> int:
+    """Notes that a submission cannot be played as it is; returns how often that was found. Raises LeaseLost."""
+    with store.writing() as session:
+        row = _held(session, lease)
+        row.failures += 1
+        return row.failures
 
 
 def commit(
@@ -150,7 +147,6 @@ def commit(
             new += record.outcome != UNRESOLVED
         if new:
             submission.episodes += new
-            submission.idle_claims = 0
     return Commit(new, tuple(differing))
 
 
