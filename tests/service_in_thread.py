@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from starlette.types import ASGIApp
 
+from turngym_leaderboard.endpoints import Endpoints
 from turngym_leaderboard.intake import IntakeLimits
 from turngym_leaderboard.remote.proxy import Proxy
 from turngym_leaderboard.service.app import create_app
@@ -23,6 +24,7 @@ def serving(
     intake: IntakeLimits | None = None,
     rates: RateLimits = GENEROUS,
     proxy: Proxy | None = None,
+    endpoints: Endpoints | None = None,
     wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
     forwarded_by: str = "",
 ) -> Iterator[str]:
@@ -30,12 +32,13 @@ def serving(
 
     Args:
         proxy: plays remote agents.
+        endpoints: that may be submitted.
         wrap: puts something between the network and the app.
         forwarded_by: address of a reverse proxy that is believed.
     """
     config = ServiceConfig(port=0, proxy=forwarded_by)
     with listen(config) as listener:
-        server = make_server(wrap(create_app(store, intake, rates, proxy)), config)
+        server = make_server(wrap(create_app(store, intake, rates, proxy, endpoints)), config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -47,6 +47,9 @@ SecondsPerToken = Annotated[
     ),
 ]
 MaxGibibytes = Annotated[float, typer.Option(min=0.001, help="Of a submission's files together.")]
+EndpointsFile = Annotated[
+    Path | None, typer.Option(help="TOML that registers endpoints, which may then be submitted by name.")
+]
 Slug = Annotated[str, typer.Argument(metavar="BOARD", help="Its name and season, as NAME-SEASON.")]
 
 
@@ -145,6 +148,7 @@ def worker_command(
         Path | None,
         typer.Option(help="The servers' --seal-key: they then get seeds sealed, and log and tell none of them."),
     ] = None,
+    endpoints: EndpointsFile = None,
 ) -> None:
     """Plays what is submitted to the boards of a folder, and scores it; may be stopped or killed at any moment."""
     with needs_board():
@@ -165,6 +169,7 @@ def worker_command(
         lease_seconds=lease,
         until_idle=until_idle,
         seal_key=seal_key,
+        endpoints=endpoints,
     )
     with one_line_errors(StoreError, ValueError):
         connected(server).close()  # An address that is none is told here, not by every slot.

@@ -45,11 +45,13 @@ from turngym_leaderboard.service.messages import (
     Board,
     Change,
     Dealt,
+    Endpoint,
     Episode,
     EpisodeLine,
     EpisodeList,
     Exchange,
     File,
+    NewEndpoint,
     NewFile,
     NewRemote,
     NewSubmission,
@@ -231,6 +233,23 @@ class BoardClient:
         """
         self._send(id, folder, announce(folder), progress)
         return self.status(id)
+
+    def endpoints(self) -> list[Endpoint]:
+        """Those that the board's operator has registered, and that one may submit."""
+        return _many(Endpoint, self._call("GET", "/endpoints"))
+
+    def submit_endpoint(
+        self, endpoint: str, board: str, *, name: str, visibility: Visibility = Visibility.PRIVATE
+    ) -> Submission:
+        """Submits a registered endpoint; it is queued at once.
+
+        Args:
+            endpoint: what it is registered as.
+            name: what the board calls it.
+        """
+        with _named(name):
+            wanted = NewEndpoint(name=name, visibility=visibility, endpoint=endpoint)
+        return self._begin(f"/boards/{board}/endpoints", wanted)
 
     def begin_remote(self, board: str, *, name: str, visibility: Visibility = Visibility.PRIVATE) -> Submission:
         """Begins a submission that an agent of one's own plays, by `play_remote` or by `ask` and `answer`.

@@ -103,11 +103,14 @@ def play_submission(
     seal_of: SealOf,
     *,
     between_parts: Callable[[], object] = lambda: None,
+    whole_parts: bool = True,
 ) -> dict[int, str]:
     """Plays what is missing of a submission.
 
     Args:
         between_parts: called after each part; no episode is open then.
+        whole_parts: play all of a part of which anything is missing. False, for an agent that does not depend on what
+            is played beside an episode, and costs money: only what is missing.
 
     Returns:
         Why the agent cannot play at all, by the number of the environment.
@@ -124,9 +127,8 @@ def play_submission(
     for _ in range(ROUNDS):
         for environment in board.environments:
             deal = boards.deal(store, environment.id)
-            due = due_parts(
-                parts(environment, deal, board.definition.batch), work.done(store, lease.submission.id, environment.id)
-            )
+            done = work.done(store, lease.submission.id, environment.id)
+            due = due_parts(parts(environment, deal, board.definition.batch), done, whole=whole_parts)
             seal = None if agent.wants_advice else seal_of(environment)
             table = _Table(client, store, lease, environment, deal, secret, seal)
             try:
@@ -141,9 +143,13 @@ def play_submission(
     return unavailable
 
 
-def due_parts(all_parts: Iterator[Part], done: dict[work.Key, str]) -> list[Part]:
-    """Those of which an episode has not been played, or could not be resolved."""
-    return [part for part in all_parts if any(done.get(key, work.UNRESOLVED) == work.UNRESOLVED for key in part.keys)]
+def due_parts(all_parts: Iterator[Part], done: dict[work.Key, str], *, whole: bool = True) -> list[Part]:
+    """Those of which an episode has not been played, or could not be resolved; or such episodes alone."""
+    missing = [
+        (part, tuple(key for key in part.keys if done.get(key, work.UNRESOLVED) == work.UNRESOLVED))
+        for part in all_parts
+    ]
+    return [part if whole else replace(part, keys=keys) for part, keys in missing if keys]
 
 
 @dataclass(frozen=True, slots=True)

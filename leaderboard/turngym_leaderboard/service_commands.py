@@ -18,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from turngym.sealed import read_seal_key
-from turngym_leaderboard.board_commands import Data, Database, MaxGibibytes, Memory, SecondsPerToken
+from turngym_leaderboard.board_commands import Data, Database, EndpointsFile, MaxGibibytes, Memory, SecondsPerToken
 from turngym_leaderboard.console import connected, fail, needs_board, one_line_errors, progress_bar
 from turngym_leaderboard.lifecycle import Role, State, Visibility
 
@@ -32,6 +32,7 @@ POLLED_EVERY: Final = 2.0
 """Seconds between two looks at a submission that is watched."""
 TOKEN: Final = "TURNGYM_BOARD_TOKEN"  # noqa: S105 — the variable's name
 _BOARDS: Final = "/boards/"
+_ENDPOINT: Final = "endpoint:"
 
 token: Final = typer.Typer(
     help="Tokens of those who submit.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
@@ -88,9 +89,11 @@ def serve_command(
     seal_key: Annotated[
         Path | None, typer.Option(help="File of the key that the servers' --seal-key names too.")
     ] = None,
+    endpoints: EndpointsFile = None,
 ) -> None:
     """Serves the boards of a folder: pages, the API under /api/v1 (described at /api/v1/docs), and a worker."""
     with needs_board():
+        from turngym_leaderboard.endpoints import load_endpoints
         from turngym_leaderboard.intake import GIBIBYTE, IntakeLimits
         from turngym_leaderboard.remote.keeper import kept
         from turngym_leaderboard.remote.proxy import Proxy, Times
@@ -116,6 +119,7 @@ def serve_command(
     )
     signal.signal(signal.SIGTERM, _end)
     with one_line_errors(StoreError, ValueError), ExitStack() as stack:
+        registered = load_endpoints(endpoints) if endpoints is not None else None
         store = stack.enter_context(open_store(data, database))
         if worker:
             work = WorkerConfig(
@@ -129,6 +133,7 @@ def serve_command(
                 seconds_per_token=seconds_per_token,
                 intake=limits,
                 seal_key=seal_key,
+                endpoints=endpoints,
             )
             stack.enter_context(kept_running(work))
         remote_proxy = None
@@ -139,7 +144,7 @@ def serve_command(
             remote_proxy = Proxy(store, client, seal_key=key, times=times)
             stack.enter_context(kept(remote_proxy))
         run(
-            create_app(store, limits, rates, remote_proxy),
+            create_app(store, limits, rates, remote_proxy, registered),
             config,
             lambda address: typer.echo(f"leaderboard listening on {address}"),
         )
@@ -151,7 +156,10 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def submit_command(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A checkpoint.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER|endpoint:NAME", help="A checkpoint, or an endpoint that the board knows."),
+    ],
     board: BoardAddress,
     name: Annotated[str, typer.Option(help="What the board calls it.  [default: the folder's name]")] = "",
     public: Annotated[bool, typer.Option("--public", help="Show it to everybody, not to you alone.")] = False,
@@ -159,13 +167,19 @@ def submit_command(
     watch: Annotated[bool, typer.Option("--watch", help="Wait until it is scored.")] = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Submits a checkpoint to a board; what a board does not take of the folder is left out."""
+    """Submits a checkpoint to a board; what a board does not take of the folder is left out. Or an endpoint."""
     console = Console()
     with needs_board():
         from turngym_leaderboard.client import BoardError
         from turngym_leaderboard.intake import Refused
     with one_line_errors(BoardError, Refused), _client(board, token_file) as client:
         slug = _slug(client, board) if not resume else ""
+        visibility = Visibility.PUBLIC if public else Visibility.PRIVATE
+        if str(folder).startswith(_ENDPOINT):
+            endpoint = str(folder).removeprefix(_ENDPOINT)
+            submitted = client.submit_endpoint(endpoint, slug, name=name or endpoint, visibility=visibility)
+            _follow(console, client, submitted, watch=watch)
+            return
         with _upload_bar(console) as bar:
             task = bar.add_task("upload", total=None)
 
@@ -186,7 +200,7 @@ def submit_command(
                     folder,
                     slug,
                     name=name or folder.resolve().name,
-                    visibility=Visibility.PUBLIC if public else Visibility.PRIVATE,
+                    visibility=visibility,
                     progress=progress,
                     begun=begun,
                 )

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from typing import Final
@@ -25,6 +25,7 @@ from turngym_leaderboard import scoring
 from turngym_leaderboard.agents import Agent, AgentUnavailable
 from turngym_leaderboard.agents.confined_checkpoint import Bounds, ConfinedCheckpoint
 from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
+from turngym_leaderboard.endpoints import Endpoints, RegisteredEndpoint, registered_agent
 from turngym_leaderboard.examining import examine_next
 from turngym_leaderboard.intake import IntakeLimits
 from turngym_leaderboard.playing import CannotPlay, OverranTooOften, ServersGone, check_board, play_submission
@@ -58,6 +59,7 @@ class SlotConfig:
         lease_seconds: after so long without a sign of life its submission is taken over.
         until_idle: end when nothing waits and nothing runs, instead of waiting for more.
         seal_key: the board's and the servers'; None: seeds are sent openly.
+        endpoints: that are played; empty: submissions of endpoints are left to other workers.
     """
 
     device: str
@@ -67,6 +69,7 @@ class SlotConfig:
     lease_seconds: float
     until_idle: bool
     seal_key: SealKey | None
+    endpoints: Endpoints = field(default_factory=dict[str, RegisteredEndpoint])
 
     @property
     def lease(self) -> timedelta:
@@ -91,15 +94,16 @@ class Slot:
         """Plays until nothing waits, if that is what was asked for; else until it is stopped."""
         for board in boards.every(self._store):
             scoring.refresh(self._store, board)
+        kinds = (*PLAYED, Kind.ENDPOINT) if self._config.endpoints else PLAYED
         while True:
             now = datetime.now(UTC)
             until = now + self._config.lease
-            lease = work.claim(self._store, self._holder, PLAYED, without=self.unplayable, now=now, until=until)
+            lease = work.claim(self._store, self._holder, kinds, without=self.unplayable, now=now, until=until)
             if lease is not None:
                 self._play(lease)
             if self._examine() or lease is not None:
                 continue
-            if self._config.until_idle and not work.unfinished(self._store, PLAYED, without=self.unplayable):
+            if self._config.until_idle and not work.unfinished(self._store, kinds, without=self.unplayable):
                 return
             time.sleep(_IDLE_SECONDS)
 
@@ -156,6 +160,7 @@ class Slot:
                     board,
                     agent,
                     lambda environment: seal_of(key, environment),
+                    whole_parts=submission.kind is not Kind.ENDPOINT,
                     between_parts=self._examine,  # What arrives does not wait until all that came before is played.
                 )
         except AgentUnavailable as error:
@@ -202,6 +207,10 @@ def agent_of(store: Store, board: Board, submission: Submission, config: SlotCon
     """
     if submission.kind is Kind.SCRIPTED:
         yield {agent.name: agent for agent in (RandomAgent(), OracleAgent())}[submission.name]
+        return
+    if submission.kind is Kind.ENDPOINT:
+        most_tokens = board.definition.max_response_tokens
+        yield registered_agent(config.endpoints, submission.name, submission.description["endpoint"], most_tokens)
         return
     assert submission.kind is Kind.CHECKPOINT, submission.kind
     if find_spec("torch") is None or find_spec("turngym_trainer") is None:

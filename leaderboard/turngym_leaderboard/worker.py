@@ -23,6 +23,7 @@ from typing import Final, NoReturn
 from turngym.sealed import read_seal_key
 from turngym_client import connect
 from turngym_leaderboard.agents.confined_checkpoint import Bounds
+from turngym_leaderboard.endpoints import load_endpoints
 from turngym_leaderboard.intake import IntakeLimits
 from turngym_leaderboard.slot import Slot, SlotConfig, Stopped
 from turngym_leaderboard.store import open_store
@@ -56,6 +57,7 @@ class WorkerConfig:
         lease_seconds: after so long without a sign of life a submission is taken over.
         until_idle: end when nothing waits and nothing runs, instead of waiting for more.
         seal_key: file of the key that the servers have too; None: seeds are sent openly.
+        endpoints: file that registers endpoints; None: none are played.
     """
 
     data: Path
@@ -70,9 +72,10 @@ class WorkerConfig:
     lease_seconds: float = 60.0
     until_idle: bool = False
     seal_key: Path | None = None
+    endpoints: Path | None = None
 
     def slot(self, device: str) -> SlotConfig:
-        """Raises OSError or ValueError where the key cannot be read."""
+        """Raises OSError or ValueError where the key or the endpoints cannot be read."""
         return SlotConfig(
             device=device,
             threads=self.threads,
@@ -81,6 +84,7 @@ class WorkerConfig:
             lease_seconds=self.lease_seconds,
             until_idle=self.until_idle,
             seal_key=read_seal_key(self.seal_key) if self.seal_key is not None else None,
+            endpoints=load_endpoints(self.endpoints) if self.endpoints is not None else {},
         )
 
     def _share(self) -> int:
@@ -96,7 +100,7 @@ def run_worker(config: WorkerConfig) -> int:
 
     Raises:
         StoreError: the database cannot be opened.
-        OSError, ValueError: the seal key cannot be read.
+        OSError, ValueError: the seal key or the endpoints cannot be read.
     """
     config.slot("cpu")
     with open_store(config.data, config.database):

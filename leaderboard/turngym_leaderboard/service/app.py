@@ -7,11 +7,12 @@ from fastapi.responses import HTMLResponse
 from starlette.types import ASGIApp
 
 import turngym
+from turngym_leaderboard.endpoints import Endpoints
 from turngym_leaderboard.intake import IntakeLimits
 from turngym_leaderboard.pages.from_store import BoardSource
 from turngym_leaderboard.pages.routes import pages_router
 from turngym_leaderboard.remote.proxy import Proxy
-from turngym_leaderboard.service import api, remote_api
+from turngym_leaderboard.service import api, endpoint_api, remote_api
 from turngym_leaderboard.service.api_page import api_page
 from turngym_leaderboard.service.bounds import Bounds
 from turngym_leaderboard.service.problems import add_handlers
@@ -27,13 +28,18 @@ _ABOUT: Final = (
 
 
 def create_app(
-    store: Store, intake: IntakeLimits | None = None, rates: RateLimits | None = None, proxy: Proxy | None = None
+    store: Store,
+    intake: IntakeLimits | None = None,
+    rates: RateLimits | None = None,
+    proxy: Proxy | None = None,
+    endpoints: Endpoints | None = None,
 ) -> ASGIApp:
     """The service over a store, which stays the caller's to close.
 
     Args:
         intake, rates: None: what they are by themselves.
         proxy: plays remote agents' turns; None: the service takes none.
+        endpoints: that may be submitted; None: none.
     """
     app = FastAPI(
         title="turngym leaderboard",
@@ -43,10 +49,11 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    service = Service(store, intake or IntakeLimits(), rates or RateLimits(), proxy)
+    service = Service(store, intake or IntakeLimits(), rates or RateLimits(), proxy, endpoints or {})
     app.state.service = service
     add_handlers(app)
     app.include_router(api.router)
+    app.include_router(endpoint_api.router)
     app.include_router(remote_api.router)
     app.include_router(pages_router(BoardSource(store)))
 

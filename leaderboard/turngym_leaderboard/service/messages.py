@@ -76,6 +76,14 @@ class NewRemote(Question):
     visibility: Visibility = Visibility.PRIVATE
 
 
+class NewEndpoint(Question):
+    """An endpoint that is to be scored; `endpoint` is what the board's operator registered it as."""
+
+    name: Name
+    visibility: Visibility = Visibility.PRIVATE
+    endpoint: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+
+
 class Ask(Question):
     """How many episodes are played at once; those that go on are among them."""
 
@@ -225,6 +233,14 @@ class Episode(Answer):
     line: EpisodeLine
     record: EpisodeRecord
     trajectory: Trajectory
+
+
+class Endpoint(Answer):
+    """A model behind a server, by the name that it is submitted by."""
+
+    name: str
+    url: str
+    model: str
 
 
 class Exchange(Answer):

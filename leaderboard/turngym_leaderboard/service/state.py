@@ -6,6 +6,7 @@ from typing import Annotated, Final
 import anyio
 from fastapi import Depends, Request
 
+from turngym_leaderboard.endpoints import Endpoints
 from turngym_leaderboard.intake import IntakeLimits
 from turngym_leaderboard.remote.proxy import Proxy
 from turngym_leaderboard.service.rate_limits import RateLimiter
@@ -38,13 +39,17 @@ class Service:
     """What every call of a service shares.
 
     Attributes:
+        endpoints: that may be submitted.
         proxy: plays remote agents' turns; None: without environment servers none are played.
         playing: calls that may do so at once; others wait, without holding up pages.
         calls: by owner. guesses: wrong tokens, by address. beginnings: of submissions, by owner.
     """
 
-    def __init__(self, store: Store, intake: IntakeLimits, rates: RateLimits, proxy: Proxy | None) -> None:
+    def __init__(
+        self, store: Store, intake: IntakeLimits, rates: RateLimits, proxy: Proxy | None, endpoints: Endpoints
+    ) -> None:
         self.store = store
+        self.endpoints = endpoints
         self.proxy = proxy
         self.playing = anyio.CapacityLimiter(_PLAYING)
         self.intake = intake

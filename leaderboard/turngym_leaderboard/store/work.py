@@ -23,6 +23,9 @@ from turngym_leaderboard.store.values import Environment, Kind, State, Submissio
 MOST_FAILURES: Final = 3
 """So often a worker may find that a submission cannot be played as it is, before it is played no more."""
 
+_CLAIMING_ENDPOINTS: Final = 0x7475726D
+"""Of PostgreSQL's advisory locks: only one endpoint is claimed at a time."""
+
 Key = tuple[int, int]
 """Draw and attempt: an episode of a submission in one environment."""
 
@@ -75,13 +78,15 @@ def claim(
 ) -> Lease | None:
     """The next submission to play, now RUNNING and this holder's; None: there is none.
 
-    Scripted rows come first, since other rows are measured by them, then whichever was queued first.
+    Scripted rows come first, since other rows are measured by them, then whichever was queued first. Submissions of one
+    endpoint are played one after the other, so that its limits hold.
 
     Args:
         without: numbers of boards whose submissions are left to others.
     """
     with store.writing() as session:
-        row = session.scalar(_claimable(kinds, without, now))
+        busy = _of_busy_endpoints(session) if Kind.ENDPOINT in kinds else []
+        row = session.scalar(_claimable(kinds, without, busy, now))
         if row is None:
             return None
         row.state, row.changed, row.lease_holder, row.lease_until = State.RUNNING, now, holder, until
@@ -197,7 +202,23 @@ def unfinished(store: Store, kinds: Collection[Kind], *, without: Collection[int
         return session.scalar(waiting) or 0
 
 
-def _claimable(kinds: Collection[Kind], without: Collection[int], now: datetime) -> Select[SubmissionRow]:
+def _of_busy_endpoints(session: Session) -> list[int]:
+    """Numbers of submissions that wait until another one of their endpoint has been played."""
+    if session.connection().dialect.name == "postgresql":  # A transaction of SQLite's that writes is alone anyway.
+        session.execute(select(func.pg_advisory_xact_lock(_CLAIMING_ENDPOINTS)))
+    rows = session.execute(
+        select(SubmissionRow.id, SubmissionRow.state, SubmissionRow.description).where(
+            SubmissionRow.kind == Kind.ENDPOINT, SubmissionRow.state.in_((State.QUEUED, State.RUNNING))
+        )
+    ).all()
+    busy = {description.get("endpoint") for _, state, description in rows if state is State.RUNNING}
+    waiting = [(number, description) for number, state, description in rows if state is State.QUEUED]
+    return [number for number, description in waiting if description.get("endpoint") in busy]
+
+
+def _claimable(
+    kinds: Collection[Kind], without: Collection[int], busy: Collection[int], now: datetime
+) -> Select[SubmissionRow]:
     abandoned = and_(SubmissionRow.state == State.RUNNING, SubmissionRow.lease_until <= now)
     return (
         select(SubmissionRow)
@@ -205,6 +226,7 @@ def _claimable(kinds: Collection[Kind], without: Collection[int], now: datetime)
             or_(SubmissionRow.state == State.QUEUED, abandoned),
             SubmissionRow.kind.in_(kinds),
             SubmissionRow.board_id.not_in(without),
+            SubmissionRow.id.not_in(busy),
         )
         .order_by((SubmissionRow.kind != Kind.SCRIPTED), SubmissionRow.queued, SubmissionRow.id)
         .limit(1)
