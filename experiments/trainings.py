@@ -140,8 +140,8 @@ class Trained:
 
 
 @contextlib.contextmanager
-def server(environments: Sequence[str], folder: Path | None) -> Generator[tuple[str, Path]]:
-    """A server of some environments on all splits, and a folder to train in: the given one, else a temporary one.
+def server(environments: Sequence[str], folder: Path | None, *, splits: str = "all") -> Generator[tuple[str, Path]]:
+    """A server of some environments, and a folder to train in: the given one, else a temporary one.
 
     A SIGTERM ends the server too.
     """
@@ -151,7 +151,7 @@ def server(environments: Sequence[str], folder: Path | None) -> Generator[tuple[
             home = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
             home.mkdir(parents=True, exist_ok=True)
             arguments = [part for each in environments for part in ("--env", each)]
-            address = stack.enter_context(local_server([*arguments, "--splits", "all"], home / "server.log"))
+            address = stack.enter_context(local_server([*arguments, "--splits", splits], home / "server.log"))
             yield address, home
     finally:
         signal.signal(signal.SIGTERM, previous)
