@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from turngym_leaderboard.console import connected, needs_board, one_line_errors
+from turngym_leaderboard.console import connected, fail, needs_board, one_line_errors, tell
 
 if TYPE_CHECKING:
     from turngym_leaderboard.store import Store
@@ -49,6 +49,12 @@ SecondsPerToken = Annotated[
 MaxGibibytes = Annotated[float, typer.Option(min=0.001, help="Of a submission's files together.")]
 EndpointsFile = Annotated[
     Path | None, typer.Option(help="TOML that registers endpoints, which may then be submitted by name.")
+]
+SealKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--seal-key", help="The servers' --seal-key: they then get seeds sealed, and log and tell none of them."
+    ),
 ]
 Slug = Annotated[str, typer.Argument(metavar="BOARD", help="Its name and season, as NAME-SEASON.")]
 
@@ -126,6 +132,84 @@ def retry_command(
         Console().print(f"{again.name} is queued; {again.episodes} of {again.total} episodes are played", markup=False)
 
 
+@board.command("record")
+def record_command(
+    data: Data,
+    submission: Annotated[str, typer.Argument(help="Public id of one that was played to its end.")],
+    out: Annotated[Path, typer.Option(help="Folder that records are written into.")],
+    database: Database = "",
+) -> None:
+    """Writes a submission as records, one for each environment, which `leaderboard verify` plays again.
+
+    A record holds the board's secret: while the season lasts it is for nobody else.
+    """
+    with _board_store(data, database) as store:
+        from turngym_leaderboard import record as records
+        from turngym_leaderboard.board_record import board_records
+        from turngym_leaderboard.store import boards, submissions
+
+        found = submissions.find(store, submission)
+        of = boards.of_id(store, found.board_id)
+        console = Console()
+        for each in board_records(store, of, found):
+            folder = records.save(each.record, each.trajectories(), out)
+            console.print(f"{each.environment.label}: {folder / records.RECORD}", soft_wrap=True, highlight=False)
+        if of.closed is None:
+            tell("these records hold the secret of a season that still lasts; keep them to yourself")
+
+
+@board.command("replay")
+def replay_command(
+    data: Data,
+    submission: Annotated[str, typer.Argument(help="Public id of a checkpoint that was played to its end.")],
+    server: Server,
+    database: Database = "",
+    share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Of the scored episodes; at least one batch.")] = 0.05,
+    device: Annotated[str, typer.Option(help="Where it runs, as it did: cpu, cuda or cuda:N.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="Torch threads, as it had.")] = 1,
+    memory: Memory = 0.0,
+    seconds_per_token: SecondsPerToken = 5.0,
+    seal_key: SealKeyFile = None,
+) -> None:
+    """Plays a sample of a checkpoint's episodes anew, drawn by the board's secret; its page tells what came of it.
+
+    Exit code 1: some came out otherwise.
+    """
+    with _board_store(data, database) as store:
+        from turngym_leaderboard.anew import TOLD, play_anew
+        from turngym_leaderboard.intake import GIBIBYTE
+        from turngym_leaderboard.playing import CannotPlay, ServersGone, check_board
+        from turngym_leaderboard.sealing import seal_of
+        from turngym_leaderboard.slot import agent_of
+        from turngym_leaderboard.store import boards, submissions
+        from turngym_leaderboard.store.values import Kind, State
+        from turngym_leaderboard.worker import WorkerConfig
+
+        found = submissions.find(store, submission)
+        if found.kind is not Kind.CHECKPOINT or found.state not in (State.SCORED, State.INCOMPLETE):
+            fail(f"{found.name} is a {found.kind.value} that is {found.state.value}; expected a scored checkpoint")
+        of = boards.of_id(store, found.board_id)
+        config = WorkerConfig(
+            data=data,
+            servers=tuple(server),
+            threads=threads,
+            memory=int(memory * GIBIBYTE),
+            seconds_per_token=seconds_per_token,
+            seal_key=seal_key,
+        )
+        with one_line_errors(CannotPlay, ServersGone, ValueError), connected(server) as client:
+            slot = config.slot(device)
+            check_board(client, of)
+            with agent_of(store, of, found, slot) as agent:
+                anew = play_anew(
+                    client, store, of, found, agent, lambda each: seal_of(slot.seal_key, each), share=share
+                )
+        submissions.describe(store, found.public_id, {TOLD: str(anew)})
+        Console().print(f"{found.name}: {anew}", markup=False, highlight=False, soft_wrap=True)
+        if anew.differing:
+            raise typer.Exit(1)
+
+
 def worker_command(
     data: Data,
     server: Server,
@@ -144,10 +228,7 @@ def worker_command(
         float, typer.Option(min=1.0, help="Seconds without a sign of life after which a submission is taken over.")
     ] = 60.0,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing waits any more.")] = False,
-    seal_key: Annotated[
-        Path | None,
-        typer.Option(help="The servers' --seal-key: they then get seeds sealed, and log and tell none of them."),
-    ] = None,
+    seal_key: SealKeyFile = None,
     endpoints: EndpointsFile = None,
 ) -> None:
     """Plays what is submitted to the boards of a folder, and scores it; may be stopped or killed at any moment."""

@@ -36,6 +36,7 @@ from turngym_leaderboard.verify import (
     Sample,
     checked,
     episodes_to_play,
+    most_tokens,
     unchecked,
     verify,
     verify_trajectories,
@@ -199,7 +200,10 @@ def verify_command(
     console = Console()
     with one_line_errors():
         loaded = records.load(record)
-        policies = [_checkpoint(folder, name=str(folder), device=device, threads=threads) for folder in policy or []]
+        policies = [
+            _checkpoint(folder, name=str(folder), device=device, threads=threads, most_tokens=most_tokens(loaded))
+            for folder in policy or []
+        ]
         drawn = Sample(sample, secrets.randbits(32) if sample_seed is None else sample_seed)
         faults = verify_trajectories(record, loaded)
         intact = loaded.trajectories is not None and records.trajectories_fault(record, loaded) is None
@@ -383,13 +387,13 @@ def endpoint_settings(settings: Sequence[str], name: str) -> EndpointSettings:
         raise CannotEvaluate(f"--endpoint{what} of {name}: {first['msg']}{missing}") from error
 
 
-def _checkpoint(folder: Path, *, name: str, device: str, threads: int) -> Agent:
+def _checkpoint(folder: Path, *, name: str, device: str, threads: int, most_tokens: int = 0) -> Agent:
     try:
         # Here and nowhere else: everything but this agent works without torch.
         from turngym_leaderboard.agents.checkpoint import CheckpointAgent
     except ModuleNotFoundError as error:
         raise CannotEvaluate(f"checkpoints need the trainer: pip install 'turngym[trainer]' ({error})") from error
-    return CheckpointAgent(folder, name=name, device=device, threads=threads)
+    return CheckpointAgent(folder, name=name, device=device, threads=threads, most_tokens=most_tokens)
 
 
 def _options(settings: Sequence[str]) -> dict[str, object]:

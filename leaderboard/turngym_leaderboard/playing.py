@@ -58,7 +58,7 @@ class Part:
 
 def check_board(client: Client, board: Board) -> None:
     """Raises CannotPlay, or ServersGone where nothing can be said."""
-    with _servers_errors(board.slug):
+    with servers_errors(board.slug):
         _check_board(client, board)
 
 
@@ -201,7 +201,7 @@ def _play_part_once(table: _Table, agent: Agent, part: Part) -> None:
                 attempt,
             )
 
-    with _servers_errors(table.environment.label):
+    with servers_errors(table.environment.label):
         played = play(
             table.client,
             table.protocol(part),
@@ -217,7 +217,7 @@ def _play_part_once(table: _Table, agent: Agent, part: Part) -> None:
 
 
 @contextmanager
-def _servers_errors(where: str) -> Generator[None]:
+def servers_errors(where: str) -> Generator[None]:
     """What servers refuse, as what follows from it."""
     try:
         yield

@@ -91,6 +91,7 @@ class EpisodeRecord(Model):
         tokens, tokens_in, cost: written, read, and US dollars, of all turns that tell it; None where none does.
         failures: turns whose answer counts but was wrong in some way, by its kind.
         digest: hexadecimal, over the whole episode as far as it came.
+        sealed: the server was given sealed seeds, which the digest tells: nobody comes to it again.
     """
 
     draw: int
@@ -115,6 +116,7 @@ class EpisodeRecord(Model):
     cost: float | None = None
     failures: dict[str, int] = {}
     digest: str
+    sealed: bool = False
 
     @property
     def total_reward(self) -> float:

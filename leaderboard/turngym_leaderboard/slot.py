@@ -25,6 +25,7 @@ from turngym_leaderboard import scoring
 from turngym_leaderboard.agents import Agent, AgentUnavailable
 from turngym_leaderboard.agents.confined_checkpoint import Bounds, ConfinedCheckpoint
 from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
+from turngym_leaderboard.anew import TOLD, play_anew
 from turngym_leaderboard.endpoints import Endpoints, RegisteredEndpoint, registered_agent
 from turngym_leaderboard.examining import examine_next
 from turngym_leaderboard.intake import IntakeLimits
@@ -163,12 +164,27 @@ class Slot:
                     whole_parts=submission.kind is not Kind.ENDPOINT,
                     between_parts=self._examine,  # What arrives does not wait until all that came before is played.
                 )
+                if submission.kind is Kind.CHECKPOINT:
+                    self._play_anew(lease, board, agent)
         except AgentUnavailable as error:
             return self._finish(lease, State.FAILED, str(error))
         except OverranTooOften as error:
             told = f"{work.MOST_FAILURES} times it {error}; try it with `leaderboard evaluate`"
             return self._finish(lease, State.FAILED, told)
         return self._score(lease, board, unavailable)
+
+    def _play_anew(self, lease: work.Lease, board: Board, agent: Agent) -> None:
+        """Tells whether a sample of what was played comes out the same once more."""
+        key = self._config.seal_key
+        try:
+            found = play_anew(
+                self._client, self._store, board, lease.submission, agent, lambda environment: seal_of(key, environment)
+            )
+        except AgentUnavailable as error:
+            told = f"it could not be had any more: {error}"
+        else:
+            told = str(found)
+        work.describe(self._store, lease, {TOLD: told})
 
     def _score(self, lease: work.Lease, board: Board, unavailable: Mapping[int, str]) -> tuple[State, str]:
         results = scoring.numbers(self._store, board, lease.submission, unavailable)

@@ -108,6 +108,14 @@ def episodes_to_play(record: Record, policies: Sequence[Agent], sample: Sample) 
     )
 
 
+def most_tokens(record: Record) -> int:
+    """That any checkpoint of a record wrote in a turn: a board may allow fewer than its own run did. 0: it has none."""
+    told = [
+        row.description["max_response_tokens"] for row in record.rows if row.description.get("kind") == "checkpoint"
+    ]
+    return max((int(each) for each in told if each.isdecimal()), default=0)
+
+
 def checked(record: Record, policies: Sequence[Agent], sample: Sample) -> list[str]:
     """What was played again by a policy, in sentences."""
     agents = _policies_of_rows(record, policies)
@@ -135,6 +143,8 @@ def unchecked(record: Record, policies: Sequence[Agent], *, trajectories: bool) 
                 said.append(f"{row.agent}: who chose its actions, and its texts and tokens{hint}")
             elif failed := sum(episode.outcome == "agent_fault" for episode in row.episodes):
                 said.append(f"{row.agent}: whether the agent failed in {failed} episodes, which count as failures")
+        if sealed := sum(episode.sealed for episode in row.episodes):
+            said.append(f"{row.agent}: the digests of {sealed} episodes, whose server was given sealed seeds")
         if unresolved := sum(episode.outcome == "unresolved" for episode in row.episodes):
             said.append(f"{row.agent}: whether the server failed in {unresolved} episodes, which count as neither")
     if not trajectories:

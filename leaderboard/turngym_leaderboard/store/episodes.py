@@ -1,8 +1,9 @@
 """Reads episodes and results. Whoever calls decides by `turngym_leaderboard.visibility` who may see them."""
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy import ColumnElement, func, select
 
@@ -12,6 +13,9 @@ from turngym_leaderboard.store.database import Store
 from turngym_leaderboard.store.errors import NotFound
 from turngym_leaderboard.store.models import EnvironmentRow, EpisodeRow, ResultRow, SubmissionRow, TrajectoryRow
 from turngym_leaderboard.store.values import Board, Episode, PlayedEpisode, Result, Submission
+
+_AT_ONCE: Final = 64
+"""Episodes that are read together."""
 
 Outcomes = dict[int, list[bool | None]]
 """Success of each attempt, by draw; None: unresolved, or not played yet by a submission that still runs."""
@@ -88,6 +92,27 @@ def records(store: Store, submission: Submission, environment_id: int) -> list[E
             .order_by(EpisodeRow.draw, EpisodeRow.attempt)
         )
         return [EpisodeRecord.model_validate_json(text) for text in texts]
+
+
+def whole(store: Store, submission: Submission, environment_id: int) -> Iterator[tuple[EpisodeRecord, Trajectory]]:
+    """The scored episodes of a submission in one environment with all that was read and written, one after the other,
+    by draw and attempt. Whether its server was given sealed seeds stands in the record.
+    """
+    with store.reading() as session:
+        rows = session.execute(
+            select(EpisodeRow.record, EpisodeRow.sealed, TrajectoryRow.trajectory)
+            .join(TrajectoryRow, TrajectoryRow.episode_id == EpisodeRow.id)
+            .where(
+                EpisodeRow.submission_id == submission.id,
+                EpisodeRow.environment_id == environment_id,
+                EpisodeRow.showcase.is_(False),
+            )
+            .order_by(EpisodeRow.draw, EpisodeRow.attempt)
+            .execution_options(yield_per=_AT_ONCE)
+        )
+        for record, sealed, trajectory in rows:
+            read = EpisodeRecord.model_validate_json(record)
+            yield read.model_copy(update={"sealed": sealed}), Trajectory.model_validate_json(trajectory)
 
 
 def outcomes(store: Store, board: Board, only: Collection[int] | None = None) -> dict[int, dict[str, Outcomes]]:
