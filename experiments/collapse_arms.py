@@ -26,15 +26,17 @@ import survival
 from survival import Time
 from trainings import Trained, Training, server, train_all
 
-from turngym_leaderboard.statistics import holm
+from turngym_leaderboard.statistics import holm, sign_flip
 
 ITERATIONS: Final = 48
 SWEEP_ITERATIONS: Final = 24
-RATES: Final = (1e-3, 3e-3, 1e-2)
+RATES: Final = (3e-4, 1e-3, 3e-3)
 SWEEP_SEED: Final = 100
 """The first seed of the sweep; those of the trainings begin at 0."""
 LAST: Final = 3
 """Validations whose mean success is a training's end."""
+EPISODES: Final = 64
+"""Of a validation."""
 FLOOR: Final = 0.5
 
 COMMON: Final = (
@@ -44,8 +46,8 @@ COMMON: Final = (
     "rollout.group_size=8",
     "update.minibatch_episodes=16",
     "critic.warmup_iterations=3",
-    "validation.every=4",
-    "validation.episodes=64",
+    "validation.every=2",
+    f"validation.episodes={EPISODES}",
     "checkpoint.every=1000",
 )
 START: Final = (
@@ -98,6 +100,15 @@ def sweep(seeds: int) -> list[Training]:
 
 def end(trained: Trained) -> float:
     return fmean(validation.success for validation in trained.validations[-LAST:])
+
+
+def best(trained: Trained) -> float:
+    return max(validation.success for validation in trained.validations)
+
+
+def paired_ends(first: Sequence[Trained], second: Sequence[Trained]) -> list[float]:
+    """How much higher each of the second ends than the first of the same seed."""
+    return [end(b) - end(a) for a, b in zip(first, second, strict=True)]
 
 
 def chosen_rates(found: Mapping[str, Trained], seeds: int) -> dict[str, float]:
@@ -164,8 +175,8 @@ def table(panel: Panel, found: Mapping[str, Trained]) -> list[str]:
     if not seeds:
         return lines
     lines.append(
-        f"{'arm':<14} {'rate':>6} {'end−floor':>9} {'min':>6} {'max':>6} {'collapsed':>9} {'iteration':>9} {'step':>5} "
-        f"{'steps':>5} {'played':>6} {'kept':>6} {'clipped':>8}"
+        f"{'arm':<14} {'rate':>6} {'end−floor':>9} {'min':>6} {'max':>6} {'rose':>5} {'collapsed':>9} {'iteration':>9} "
+        f"{'step':>5} {'steps':>5} {'played':>6} {'kept':>6} {'clipped':>8}"
     )
     for arm, rate in panel.rates.items():
         trainings = panel.of(found, arm)
@@ -175,14 +186,17 @@ def table(panel: Panel, found: Mapping[str, Trained]) -> list[str]:
             times(trainings, "optimiser_step"),
         )
         last = [trained.validations[-1].optimiser_step for trained in trainings]
+        rose = f"{sum(best(each) >= FLOOR + survival.OVER_FLOOR for each in trainings)}/{len(trainings)}"
         collapsed = f"{sum(time.collapsed for time in when)}/{len(when)}"
         lines.append(
-            f"{arm:<14} {rate:>6g} {fmean(ends):>+9.3f} {min(ends):>+6.2f} {max(ends):>+6.2f} {collapsed:>9} "
-            f"{survival.restricted_mean(when, ITERATIONS):>9.1f} {survival.restricted_mean(steps, max(last)):>5.0f} "
-            f"{fmean(last):>5.0f} {fmean(trained.episodes[-1] for trained in trainings):>6.0f} "
+            f"{arm:<14} {rate:>6g} {fmean(ends):>+9.3f} {min(ends):>+6.2f} {max(ends):>+6.2f} {rose:>5} "
+            f"{collapsed:>9} {survival.restricted_mean(when, ITERATIONS):>9.1f} "
+            f"{survival.restricted_mean(steps, max(last)):>5.0f} {fmean(last):>5.0f} "
+            f"{fmean(trained.episodes[-1] for trained in trainings):>6.0f} "
             f"{fmean(trained.kept[-1] for trained in trainings):>6.0f} "
             f"{fmean(trained.clipped for trained in trainings):>8.2%}"
         )
+    lines.append("(rose: was 10 points over the floor at some validation; only what rose can collapse)")
     lines.append("(iteration, step: restricted mean without collapse, up to the last iteration, and the most steps)")
     others = [arm for arm in panel.rates if arm != "base"]
     base = times(panel.of(found, "base"))
@@ -194,6 +208,16 @@ def table(panel: Panel, found: Mapping[str, Trained]) -> list[str]:
         f"{adjusted[arm]:.3f}"
         for arm, each in later.items()
     ]
+    gains = {arm: paired_ends(panel.of(found, "base"), panel.of(found, arm)) for arm in others}
+    # The test counts whole episodes.
+    p_values = {arm: sign_flip([round(gain * LAST * EPISODES) for gain in of]) for arm, of in gains.items()}
+    by_holm = dict(zip(others, holm(list(p_values.values())), strict=True))
+    lines += ["", "end higher than base's (95 % over seeds; p of the sign-flip test, by Holm)"]
+    for arm, of in gains.items():
+        low, high = survival.mean_interval(of)
+        lines.append(
+            f"{arm:<14} {fmean(of):>+6.3f} ({low:+.3f} to {high:+.3f})  p {p_values[arm]:.3f}, {by_holm[arm]:.3f}"
+        )
     lines += ["", "share without collapse, by Kaplan–Meier, after iteration"]
     for arm in panel.rates:
         curve = survival.kaplan_meier(times(panel.of(found, arm)))

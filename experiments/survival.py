@@ -98,10 +98,16 @@ def later(first: Sequence[Time], second: Sequence[Time], until: int) -> Later:
     if early := [time.at for time in (*first, *second) if not time.collapsed and time.at < until]:
         raise ValueError(f"trainings were censored at {early}, before {until}: their times cannot be compared")
     difference = restricted_mean(second, until) - restricted_mean(first, until)
-    draws = np.random.Generator(np.random.Philox(SEED)).integers(len(first), size=(RESAMPLES, len(first)))
-    own = paired(first, second, until)
-    low, high = np.quantile(own[draws].mean(axis=1), (0.025, 0.975))
-    return Later(difference, float(low), float(high), sign_flip([round(each) for each in own]))
+    own = paired(first, second, until).tolist()
+    low, high = mean_interval(own)
+    return Later(difference, low, high, sign_flip([round(each) for each in own]))
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % percentile interval of a mean over bootstrapped seeds, one value each."""
+    draws = np.random.Generator(np.random.Philox(SEED)).integers(len(values), size=(RESAMPLES, len(values)))
+    low, high = np.quantile(np.asarray(values)[draws].mean(axis=1), (0.025, 0.975))
+    return float(low), float(high)
 
 
 def paired(first: Sequence[Time], second: Sequence[Time], until: float) -> NDArray[np.float64]:

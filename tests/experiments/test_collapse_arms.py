@@ -41,9 +41,23 @@ def test_a_panel_has_the_seeds_for_which_all_its_arms_are_there():
     assert lines[0] == "two arms; 2 paired seeds"
     base = next(line for line in lines if line.startswith("base ")).split()
     # Ends at 0.1, which is 0.4 under the floor; both collapsed, at iteration 12 and step 36 of 144.
-    assert base[1:] == ["0.001", "-0.400", "-0.40", "-0.40", "2/2", "12.0", "36", "144", "3072", "3072", "1.00%"]
-    later = next(line for line in lines if line.startswith("filter ") and "p " in line)
-    assert later.split() == ["filter", "+36.0", "(+36.0", "to", "+36.0)", "p", "0.500,", "0.500"]
+    assert base[1:] == [
+        "0.0003",
+        "-0.400",
+        "-0.40",
+        "-0.40",
+        "2/2",
+        "2/2",
+        "12.0",
+        "36",
+        "144",
+        "3072",
+        "3072",
+        "1.00%",
+    ]
+    later, higher = (line.split() for line in lines if line.startswith("filter ") and "p " in line)
+    assert later == ["filter", "+36.0", "(+36.0", "to", "+36.0)", "p", "0.500,", "0.500"]
+    assert higher == ["filter", "+0.800", "(+0.800", "to", "+0.800)", "p", "0.500,", "0.500"]
     assert "base           12: 0.00" in lines
     assert "filter         1.00 throughout" in lines
 
