@@ -57,6 +57,27 @@ def test_a_run_is_trained_resumed_and_evaluated(server, tmp_path):
     assert "0.0%" in evaluated.output
 
 
+def test_a_warm_start_that_breaks_off_is_gone_on_with(server, tmp_path, monkeypatch):
+    folder = tmp_path / "warm"
+    steps = [
+        "rollout.context_turns=1",
+        "rollout.instructions=none",
+        "warm_start.episodes=6",
+        "warm_start.max_steps=4",
+        "warm_start.check_every=2",
+        "warm_start.check_episodes=4",
+    ]
+    settings = assignments([*steps, f"run.server={server}", f"run.folder={folder}"])
+    with monkeypatch.context() as broken:
+        broken.setattr(cli.console, "print", lambda *told, **how: 1 // 0)
+        assert isinstance(CliRunner().invoke(app, ["warm-start", *settings]).exception, ZeroDivisionError)
+    assert "not empty; go on with the warm start in it" in invoke("warm-start", *settings).output.replace("\n", " ")
+    assert "only --set may go with it" in invoke("warm-start", "--resume", str(folder), "--preset", "grpo").output
+    resumed = invoke("warm-start", "--resume", str(folder), "--set", f"run.server={server}")
+    assert resumed.exit_code == 0, resumed.output
+    assert (folder / "model.safetensors").exists()
+
+
 def test_a_run_that_breaks_off_has_its_report(server, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     monkeypatch.setattr(cli, "_now", lambda metrics: 1 // (metrics["iteration"] < 2))

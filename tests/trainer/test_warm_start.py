@@ -1,6 +1,7 @@
 """Warm start against a real server: whose play is learnt, from which states, and when it stops."""
 
 import json
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ from safetensors.torch import load_file
 
 from turngym_client import connect, parse_answer
 from turngym_trainer import seeds
+from turngym_trainer.checkpoint import CheckpointError
 from turngym_trainer.policy import PolicyError, load_policy
 from turngym_trainer.settings import load_config
-from turngym_trainer.warm_start import WarmStartError, demonstrate, warm_start
+from turngym_trainer.warm_start import WarmStartError, demonstrate, resumable_warm_start, warm_start
 
 SETTINGS = [
     "run.seed=7",
@@ -186,3 +188,59 @@ def test_lora_layers_that_are_not_there_are_told_before_anything_is_played(tmp_p
     with pytest.raises(PolicyError, match=r"lora\.targets \['nope'\]"):
         warm_start(config_of("nowhere:1", tmp_path / "warm", *settings))
     assert not (tmp_path / "warm").exists()
+
+
+STEPS = ("rollout.context_turns=1", "warm_start.max_steps=12", "warm_start.check_every=4", "warm_start.schedule=cosine")
+
+LORA = ("lora.rank=4", "critic.trunk=shared", "policy.dtype=bfloat16", "update.old_logprobs=recomputed")
+
+
+class Stop(Exception):
+    pass
+
+
+def stopped_after(server, folder, step, *settings):
+    """A warm start that was cut off right after the check at a step."""
+
+    def observe(check):
+        if check.step == step:
+            raise Stop
+
+    with pytest.raises(Stop):
+        warm_start(config_of(server, folder, *STEPS, *settings), observe=observe)
+    return folder
+
+
+@pytest.mark.parametrize("settings", [(), LORA])
+def test_one_that_was_cut_off_goes_on_to_the_same_bytes(server, tmp_path, settings):
+    whole = warm_start(config_of(server, tmp_path / "whole", *STEPS, *settings))
+    for step in (4, 8, 12):
+        folder = stopped_after(server, tmp_path / f"cut-{step}", step, *settings)
+        seen = []
+        result = warm_start(resumable_warm_start(folder, []), resume=True, observe=seen.append)
+        assert [check.step for check in seen] == [at for at in (4, 8, 12) if at > step]
+        assert [each[:3] for each in map(astuple, result.checks)] == [each[:3] for each in map(astuple, whole.checks)]
+        assert (folder / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+        assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in whole.folder.iterdir())
+
+
+def test_what_cannot_be_resumed_is_told_and_left_as_it_was(server, tmp_path):
+    folder = stopped_after(server, tmp_path / "warm", 4)
+    with pytest.raises(WarmStartError, match=r"go on with the warm start in it \(--resume"):
+        warm_start(config_of(server, folder, *STEPS))
+    with pytest.raises(WarmStartError, match=r"warm_start\.episodes: cannot be changed on resume"):
+        resumable_warm_start(folder, ["warm_start.episodes=7"])
+    config = resumable_warm_start(folder, [])
+    others = config.model_copy(update={"run": config.run.model_copy(update={"seed": 8})})
+    with pytest.raises(WarmStartError, match="what is shown is not what it was"):
+        warm_start(others, resume=True)
+    limited = config.model_copy(update={"environment": config.environment.model_copy(update={"max_turns": 3})})
+    with pytest.raises(CheckpointError, match="not what this run was trained on"):
+        warm_start(limited, resume=True)
+    assert warm_start(config, resume=True).checks[-1].step == 12
+    with pytest.raises(CheckpointError, match="holds no unfinished warm start"):
+        resumable_warm_start(folder, [])
+    (state,) = (stopped_after(server, tmp_path / "other", 4) / "unfinished").iterdir()
+    (state / "state.json").write_text("{")
+    with pytest.raises(CheckpointError, match="that can be read"):
+        resumable_warm_start(tmp_path / "other", [])

@@ -7,6 +7,7 @@ whole.
 """
 
 import json
+import logging
 import os
 import platform
 import shutil
@@ -35,6 +36,8 @@ TRAINING = "training"
 
 
 ADAPTERS = "adapters.safetensors"
+
+_LOG = logging.getLogger(__name__)
 
 
 class CheckpointError(RuntimeError):
@@ -95,6 +98,13 @@ def versions() -> dict[str, str]:
     }
 
 
+def tell_other_versions(then: Mapping[str, str]) -> None:
+    """Warns where something goes on with other packages, and so may round otherwise than it did."""
+    now = versions()
+    if other := [f"{name} was {was}, is {now.get(name)}" for name, was in then.items() if now.get(name) != was]:
+        _LOG.warning("resumed with other versions, so not bit for bit as it would have gone on: %s", "; ".join(other))
+
+
 def save_checkpoint(
     folder: Path,
     learner: Learner,
@@ -125,7 +135,7 @@ def save_checkpoint(
     if learner.group.first:
         _finish(aside, final, progress, environments, config, held)
         for old in checkpoints(folder)[:-keep]:
-            _remove(old)
+            remove(old)
     learner.group.exchange(None)  # None of the others looks for it before it is there.
     return final
 
@@ -139,7 +149,7 @@ def _learner_tensors(learner: Learner) -> Iterator[tuple[str, dict[str, Tensor]]
         if learner.critic is not None:
             yield "critic.safetensors", whole(learner.critic.state_dict(), keep=keep)
     for name, optimiser in learner.optimisers.items():
-        yield f"{name}_optimiser.safetensors", whole(_optimiser_tensors(optimiser), keep=keep)
+        yield f"{name}_optimiser.safetensors", whole(optimiser_tensors(optimiser), keep=keep)
 
 
 def _finish(
@@ -164,10 +174,10 @@ def _finish(
     }
     (training / "state.json").write_text(_as_json(state), encoding="utf-8")
     for path in [*aside.rglob("*"), aside]:
-        _force(path)
-    _remove(final)
+        force(path)
+    remove(final)
     aside.rename(final)
-    _force(final.parent)
+    force(final.parent)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -235,15 +245,15 @@ def roll_back(folder: Path, before: int, attempt: int) -> Path | None:
         return None
     # The newest first: wherever this is cut off, what is left is a run that comes to the same alarm again.
     for later in reversed(checkpoints(folder)[len(sound) :]):
-        _remove(later)
+        remove(later)
     file = sound[-1] / TRAINING / "state.json"
     state = json.loads(file.read_text(encoding="utf-8"))
     state["progress"]["attempt"] = attempt
     aside = file.with_name(".state.json")
     aside.write_text(_as_json(state), encoding="utf-8")
-    _force(aside)
+    force(aside)
     aside.replace(file)
-    _force(file.parent)
+    force(file.parent)
     return sound[-1]
 
 
@@ -262,7 +272,7 @@ def load_learner(checkpoint: Path, learner: Learner) -> None:
             read = load_file(training / "critic.safetensors")
             learner.critic.load_state_dict({name: like(tensor, state[name]) for name, tensor in read.items()})
     for name, optimiser in learner.optimisers.items():
-        _restore_optimiser(optimiser, load_file(training / f"{name}_optimiser.safetensors"))
+        restore_optimiser(optimiser, load_file(training / f"{name}_optimiser.safetensors"))
 
 
 def check_same_environment(then: EnvironmentIdentity, now: EnvironmentIdentity) -> None:
@@ -284,13 +294,14 @@ def _as_json(state: Mapping[str, object]) -> str:
     return json.dumps(state, indent=1, ensure_ascii=False)
 
 
-def _optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     """State of each parameter under `index.name`; rates and the like are settings and come from there."""
     states = cast(dict[int, dict[str, Tensor]], optimiser.state_dict()["state"])
     return {f"{index}.{name}": tensor for index, of in states.items() for name, tensor in of.items()}
 
 
-def _restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Takes over what `optimiser_tensors` returned."""
     parameters = [parameter for group in optimiser.param_groups for parameter in cast(list[Tensor], group["params"])]
     states: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
@@ -302,7 +313,8 @@ def _restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tens
     optimiser.load_state_dict({"state": states, "param_groups": optimiser.state_dict()["param_groups"]})
 
 
-def _force(path: Path) -> None:
+def force(path: Path) -> None:
+    """Forces a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -310,7 +322,7 @@ def _force(path: Path) -> None:
         os.close(descriptor)
 
 
-def _remove(checkpoint: Path) -> None:
+def remove(checkpoint: Path) -> None:
     """Removes a checkpoint, renamed first: half of one must not have a checkpoint's name."""
     if checkpoint.exists():
         doomed = checkpoint.with_name(f".removing-{checkpoint.name}")

@@ -38,7 +38,7 @@ from turngym_trainer.sweep_page import HEADINGS as SWEEP_HEADINGS
 from turngym_trainer.sweep_page import results, rows, write_sweep_page
 from turngym_trainer.sweep_runs import check, run_sweep
 from turngym_trainer.train import resumable, train
-from turngym_trainer.warm_start import REPORT, Check, WarmStartError, warm_start
+from turngym_trainer.warm_start import REPORT, Check, WarmStartError, resumable_warm_start, warm_start
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="StarPO-S training of LLM agents.")
 console = Console()
@@ -62,8 +62,7 @@ def train_command(
     if not is_first_process():
         console.quiet = True
         logging.getLogger("turngym_trainer").setLevel(logging.ERROR)
-    if resume is not None and (preset or config):
-        _fail("--resume takes its settings from the run's folder; only --set may go with it")
+    _check_resume(resume, preset, config)
     try:
         settings = (
             resumable(resume, set_ or []) if resume else load_config(preset=preset, file=config, settings=set_ or [])
@@ -98,13 +97,20 @@ def train_command(
 
 
 @app.command("warm-start")
-def warm_start_command(preset: PresetOption = None, config: FileOption = None, set_: SetOption = None) -> None:
+def warm_start_command(
+    preset: PresetOption = None, config: FileOption = None, set_: SetOption = None, resume: ResumeOption = None
+) -> None:
     """Teaches a policy the oracle's play or kept episodes, so that rewards have something to go by.
 
     Writes it to run.folder.
     """
+    _check_resume(resume, preset, config)
     try:
-        settings = load_config(preset=preset, file=config, settings=set_ or [])
+        settings = (
+            resumable_warm_start(resume, set_ or [])
+            if resume
+            else load_config(preset=preset, file=config, settings=set_ or [])
+        )
         with _progress() as progress:
             bar = progress.add_task("warm start", total=settings.warm_start.max_steps, now="demonstrations")
 
@@ -120,6 +126,7 @@ def warm_start_command(preset: PresetOption = None, config: FileOption = None, s
 
             result = warm_start(
                 settings,
+                resume=resume is not None,
                 observe=observe,
                 tell=lambda line: progress.console.print(line, highlight=False, markup=False, soft_wrap=True),
             )
@@ -258,6 +265,11 @@ def main() -> None:
     """Entry point of the command `trainer`."""
     disable_progress_bar()  # transformers draws bars of its own, through ours.
     run_command(app, "trainer")
+
+
+def _check_resume(resume: Path | None, preset: str | None, config: Path | None) -> None:
+    if resume is not None and (preset or config):
+        _fail("--resume takes its settings from the run's folder; only --set may go with it")
 
 
 def _made_with(policy: Path) -> dict[str, object] | None:

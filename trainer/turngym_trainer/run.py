@@ -5,7 +5,6 @@ Nothing is written before server, environment and policy have been found usable;
 
 import contextlib
 import functools
-import logging
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from turngym_trainer.checkpoint import (
     checkpoints,
     load_learner,
     read_state,
-    versions,
+    tell_other_versions,
 )
 from turngym_trainer.checks import (
     check_alike,
@@ -52,8 +51,6 @@ from turngym_trainer.schedule import Phase, turns_at
 from turngym_trainer.settings import CONFIG, to_toml
 from turngym_trainer.start import connected, take_folder
 from turngym_trainer.update import Learner
-
-_LOG = logging.getLogger(__name__)
 
 REFERENCE = "reference"
 """The policy that a run began with, where it is needed later, in its folder."""
@@ -136,7 +133,7 @@ def open_run(config: Config, group: Group, *, resume: bool, tell: Callable[[str]
         if state is not None:
             for then, now in zip((state.environment, *state.others), identities, strict=True):
                 check_same_environment(then, now)
-            _tell_other_versions(state)
+            tell_other_versions(state.versions)
         for each, info, identity in zip(alone.values(), served, identities, strict=True):
             check_horizon(each, identity)
             prompt = check_room(policy, client, each, identity)
@@ -202,15 +199,6 @@ def _write_config(folder: Path, config: Config) -> None:
     aside = folder / f".{CONFIG}"
     aside.write_text(to_toml(config), encoding="utf-8")
     aside.replace(folder / CONFIG)
-
-
-def _tell_other_versions(state: State) -> None:
-    """Warns where the run goes on with other packages, and so may round otherwise than it did."""
-    now = versions()
-    if other := [
-        f"{name} was {was}, is {now.get(name)}" for name, was in state.versions.items() if now.get(name) != was
-    ]:
-        _LOG.warning("resumed with other versions, so not bit for bit as it would have gone on: %s", "; ".join(other))
 
 
 def _set_threads(config: Config, state: State | None) -> None:

@@ -6,9 +6,11 @@ actions, played but not learnt, so that demonstrations also begin where a policy
 too, but learnt: a policy that imitates a fallible player knows more than it plays, which rewards can bring out; one
 that imitates a perfect player can only be taught what it does not know. Success is measured by sampling on split
 `validation`. In a mixture every environment has its share of the oracle's episodes, and success is that in all of
-them. Everything is a function of the settings, the files and the seed.
+them. Everything is a function of the settings, the files and the seed; one that was cut off goes on from its last check
+to the same bytes.
 """
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +20,19 @@ from typing import Final, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from turngym_client import Advice, Client, Episode, EpisodeRequest, Split
-from turngym_trainer import seeds
+from turngym_trainer import seeds, unfinished
 from turngym_trainer.batch import Batch
+from turngym_trainer.checkpoint import (
+    EnvironmentIdentity,
+    check_same_environment,
+    optimiser_tensors,
+    restore_optimiser,
+    tell_other_versions,
+    versions,
+)
 from turngym_trainer.config import Config
 from turngym_trainer.context import Context, Conversation, system_message
 from turngym_trainer.demonstrations import FileReport, answer, learn_from_files, learnt_rows
@@ -33,9 +44,10 @@ from turngym_trainer.mixture import demonstrated, environments
 from turngym_trainer.policy import Policy, load_policy
 from turngym_trainer.recompute import recompute_layers
 from turngym_trainer.schedule import warm_start_rate
-from turngym_trainer.settings import config_tree
+from turngym_trainer.settings import changed_keys, config_tree, load_config
 from turngym_trainer.start import connected, served_environment, take_folder
 from turngym_trainer.trajectory import Row
+from turngym_trainer.unfinished import Unfinished
 
 REPORT: Final = "warm_start.json"
 
@@ -90,6 +102,7 @@ class WarmStart:
 def warm_start(
     config: Config,
     *,
+    resume: bool = False,
     observe: Callable[[Check], None] = lambda check: None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> WarmStart:
@@ -99,43 +112,58 @@ def warm_start(
 
     Args:
         config: sections run, environment or mixture, policy, lora, rollout (context and sampling) and warm_start count.
+        resume: go on from the last check of an unfinished one in `run.folder`; see `resumable_warm_start`.
         observe: told each check.
         tell: told what became of each file of kept episodes.
 
     Raises:
-        WarmStartError: the folder is taken, or the oracle demonstrated nothing.
+        WarmStartError: the folder is taken, the oracle demonstrated nothing, or on resume other than before.
+        CheckpointError: there is nothing to resume, or the environment is another one than before.
         DemonstrationError: kept episodes cannot be learnt from, or the settings leave no room for what is shown.
         PolicyError: the policy cannot be loaded, or LoRA not be had.
         ConfigError: a split is not served, an address is none, or the folder cannot be written.
         TurngymError: the server cannot be used, or the environment has no oracle.
     """
     folder = Path(config.run.folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise WarmStartError(f"{folder} is not empty; name another run.folder, or remove it")
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
+    before = unfinished.read(folder) if resume else None
+    if before is None and folder.exists() and any(folder.iterdir()):
+        raise WarmStartError(f"{folder} is not empty; {_what_to_do(folder)}")
+    if threads := config.run.threads or (before.threads if before else 0):
+        torch.set_num_threads(threads)
     began = time.perf_counter()
     settings = config.warm_start
     policy = load_policy(config.policy.model, device=config.run.device, seed=config.run.seed)
     trainer = _Trainer(policy, config)
     alone = environments(config)
-    checks: list[Check] = []
+    checks = [Check(**check) for check in before.checks] if before else []
+    already = checks[-1].seconds if checks else 0.0
     with connected(config) as client:
         split = Split(config.validation.split)
         infos = [served_environment(client, each, {Split(each.environment.split), split}) for each in alone.values()]
+        identities = tuple(EnvironmentIdentity.of(info) for info in infos)
+        if before:
+            tell_other_versions(before.versions)
+            for then, now in zip(before.environments, identities, strict=True):
+                check_same_environment(then, now)
         kept = learn_from_files(policy, config, infos)
         for report in kept.files:
             tell(report.told())
         rows = [*(demonstrate(policy, client, config) if settings.episodes else ()), *kept.rows]
+        shown = _digest(rows)
         levels = {
             name: choose_levels(
                 client, each.environment, split, run_seed=config.run.seed, count=settings.check_episodes
             )
             for name, each in alone.items()
         }
-        take_folder(folder)
+        if before is None:
+            take_folder(folder)
+        elif before.shown == shown:
+            trainer.restore(before, *unfinished.read_tensors(folder))
+        else:
+            raise WarmStartError(f"{folder}: what is shown is not what it was, so this would be another warm start")
         lessons = _lay_out(rows)
-        while trainer.step < settings.max_steps:
+        while trainer.step < settings.max_steps and not _reached(checks, settings.target_success):
             loss = trainer.train(lessons, min(settings.check_every, settings.max_steps - trainer.step))
             results = {
                 name: evaluate(policy, client, each, levels[name], split=split, greedy=False)
@@ -143,12 +171,11 @@ def warm_start(
             }
             result = pooled(list(results.values()))
             of_each = {name: of.success for name, of in results.items()} if config.mixture.environments else {}
-            seconds = time.perf_counter() - began
+            seconds = already + time.perf_counter() - began
             checks.append(Check(trainer.step, loss, result.success, result.valid_format, seconds, of_each))
+            trainer.keep(folder, shown, checks, identities)
             observe(checks[-1])
-            if result.success >= settings.target_success:
-                break
-    reached = bool(checks) and checks[-1].success >= settings.target_success
+    reached = _reached(checks, settings.target_success)
     trainer.save(folder)
     report = {
         "reached": reached,
@@ -158,7 +185,44 @@ def warm_start(
     }
     text = json.dumps({**report, "config": config_tree(config)}, indent=1, ensure_ascii=False)
     (folder / REPORT).write_text(text, encoding="utf-8")
+    unfinished.discard(folder)
     return WarmStart(folder, len(rows), reached, tuple(checks), kept.files)
+
+
+def resumable_warm_start(folder: Path, settings: list[str]) -> Config:
+    """Settings of the unfinished warm start in a folder, with some changed on the command line.
+
+    Raises:
+        CheckpointError: there is none.
+        ConfigError: the settings cannot be used.
+        WarmStartError: those changed would make another warm start of it.
+    """
+    before = unfinished.read(folder).config
+    here = f"run.folder={str(folder)!r}"
+    config = load_config(settings=[*settings, here], base=before)
+    if changed := set(changed_keys(load_config(settings=[here], base=before), config)) - {"run.server"}:
+        raise WarmStartError(
+            f"{', '.join(sorted(changed))}: cannot be changed on resume, the warm start would not be the one it was"
+        )
+    return config
+
+
+def _what_to_do(folder: Path) -> str:
+    if (folder / unfinished.UNFINISHED).is_dir():
+        return f"go on with the warm start in it (--resume {folder}), or name another run.folder"
+    return "name another run.folder, or remove it"
+
+
+def _reached(checks: Sequence[Check], target: float) -> bool:
+    return bool(checks) and checks[-1].success >= target
+
+
+def _digest(rows: Sequence[Row]) -> str:
+    """Of what is shown, and which of it is learnt."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(len(row.ids).to_bytes(8, "big") + row.ids.tobytes() + row.is_action.tobytes())
+    return digest.hexdigest()
 
 
 def demonstrate(policy: Policy, client: Client, config: Config) -> list[Row]:
@@ -305,6 +369,33 @@ class _Trainer:
                 self._policy.save(folder)
             else:
                 self._adapters.save_merged(folder)
+
+    def keep(
+        self, folder: Path, shown: str, checks: Sequence[Check], identities: tuple[EnvironmentIdentity, ...]
+    ) -> None:
+        """Keeps all that `restore` needs."""
+        state = Unfinished(
+            step=self.step,
+            epoch=self._epoch,
+            order=tuple(self._order.tolist()),
+            shown=shown,
+            checks=tuple(asdict(check) for check in checks),
+            environments=identities,
+            threads=torch.get_num_threads(),
+            versions=versions(),
+            config=config_tree(self._config),
+        )
+        unfinished.keep(folder, state, self._weights.masters, optimiser_tensors(self._optimiser))
+
+    def restore(self, state: Unfinished, weights: Sequence[Tensor], optimiser: dict[str, Tensor]) -> None:
+        """Goes on from where `keep` was called."""
+        self.step, self._epoch = state.step, state.epoch
+        self._order = np.array(state.order, np.int64)
+        with torch.no_grad():
+            for master, weight in zip(self._weights.masters, weights, strict=True):
+                master.copy_(weight)
+        self._weights.write_through()
+        restore_optimiser(self._optimiser, optimiser)
 
     def train(self, lessons: Batch, steps: int) -> float:
         """Takes optimiser steps on what is always the same batch. Returns the mean loss of a token."""
