@@ -10,6 +10,7 @@ from rich.console import Console
 from server_process import ServerProcess
 from typer.testing import CliRunner
 
+from turngym_client import ServerUnavailable
 from turngym_trainer import cli
 from turngym_trainer.cli import app
 from turngym_trainer.metrics import read_metrics
@@ -156,6 +157,29 @@ def test_a_server_that_does_not_answer_is_named_while_it_is_waited_for(tmp_path)
         process.kill()
     assert line == "waiting for localhost:1 …\n"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        ("train", ["run.iterations=3", "checkpoint.every=1"]),
+        ("warm-start", ["warm_start.episodes=2", "warm_start.max_steps=3", "warm_start.check_every=1"]),
+    ],
+)
+def test_one_whose_server_stays_away_says_how_to_go_on(server, tmp_path, monkeypatch, command, settings):
+    folder = tmp_path / "run"
+
+    def ended(*told, **how):
+        if "".join(map(str, told)).startswith(("iteration", "step")):  # What came of the first iteration or check.
+            raise ServerUnavailable("gave up after 300 s")
+
+    monkeypatch.setattr(cli.console, "print", ended)
+    limits = ["environment.max_turns=3", "validation.every=1", "validation.episodes=2", "warm_start.check_episodes=2"]
+    told = invoke(
+        command, *assignments([*TINY_RUN, *limits, *settings, f"run.server={server}", f"run.folder={folder}"])
+    )
+    assert told.exit_code == 2
+    assert f"trainer: gave up after 300 s\ngo on with: trainer {command} --resume {folder}\n" in told.output
 
 
 def test_settings_are_listed():

@@ -63,11 +63,12 @@ def train_command(
         console.quiet = True
         logging.getLogger("turngym_trainer").setLevel(logging.ERROR)
     _check_resume(resume, preset, config)
+    folder, went_on = Path(), False
     try:
         settings = (
             resumable(resume, set_ or []) if resume else load_config(preset=preset, file=config, settings=set_ or [])
         )
-        folder, went_on = Path(settings.run.folder), False
+        folder = Path(settings.run.folder)
         with _progress() as progress:
             bar = progress.add_task("train", total=settings.run.iterations, now="")
 
@@ -92,7 +93,7 @@ def train_command(
     except PeerError as error:  # The other one has said it.
         raise typer.Exit(2) from error
     except (LostPeerError, EvaluationError, RunError, *REFUSALS) as error:
-        _fail(str(error))
+        _fail(f"{error}\ngo on with: trainer train --resume {folder}" if went_on else str(error))
     console.print(f"Last checkpoint: {last}\nMetrics: {folder / 'metrics.jsonl'}", highlight=False)
 
 
@@ -105,16 +106,20 @@ def warm_start_command(
     Writes it to run.folder.
     """
     _check_resume(resume, preset, config)
+    folder, went_on = Path(), False
     try:
         settings = (
             resumable_warm_start(resume, set_ or [])
             if resume
             else load_config(preset=preset, file=config, settings=set_ or [])
         )
+        folder = Path(settings.run.folder)
         with _progress() as progress:
             bar = progress.add_task("warm start", total=settings.warm_start.max_steps, now="demonstrations")
 
             def observe(check: Check) -> None:
+                nonlocal went_on
+                went_on = True
                 of_each = "".join(f"  {name} {success:.3f}" for name, success in check.environments.items())
                 now = (
                     f"loss {check.loss:.3f}  success {check.success:.3f}{of_each}  "
@@ -131,7 +136,7 @@ def warm_start_command(
                 tell=lambda line: progress.console.print(line, highlight=False, markup=False, soft_wrap=True),
             )
     except (DemonstrationError, EvaluationError, WarmStartError, *REFUSALS) as error:
-        _fail(str(error))
+        _fail(f"{error}\ngo on with: trainer warm-start --resume {folder}" if went_on else str(error))
     ended = "reached" if result.reached else "was not reached"
     target = f"sampled success of {settings.warm_start.target_success:.0%} {ended}"
     console.print(f"Policy: {result.folder} ({target})", highlight=False, soft_wrap=True)

@@ -30,6 +30,9 @@ class RunConfig(Section):
     seed: NotNegative = Field(default=0, description="Decides every random draw.")
     iterations: Positive = Field(default=100, description="Iterations in all, those before a resume included.")
     server: tuple[str, ...] = Field(default=("127.0.0.1:50051",), min_length=1, description="Servers' host:port.")
+    patience: Rate = Field(
+        default=300.0, description="Seconds that a server may be away, or full, before the run is given up."
+    )
     device: str = Field(default="cpu", description="cpu, cuda or cuda:N.")
     threads: NotNegative = Field(default=0, description="Torch threads; 0: as many as torch takes by itself.")
     check_memory: bool = Field(default=True, description="Refuse a run that would not fit by its estimate.")

@@ -29,6 +29,7 @@ MAY_CHANGE_ON_RESUME: Final = frozenset(
     {
         "run.folder",
         "run.server",
+        "run.patience",
         "run.iterations",
         "run.check_memory",
         "checkpoint.every",

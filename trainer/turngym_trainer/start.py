@@ -29,7 +29,7 @@ def connected(config: Config) -> Client:
         ConfigError: an address or token is none, or a token's or certificate's file cannot be read.
     """
     try:
-        return connect(list(config.run.server))
+        return connect(list(config.run.server), patience=config.run.patience)
     except (ValueError, OSError) as error:
         raise ConfigError(f"no client for run.server {', '.join(config.run.server)}: {error}") from error
 
@@ -85,7 +85,7 @@ def _names(splits: Collection[Split]) -> str:
 
 @contextlib.contextmanager
 def _tell_of_waiting(servers: Collection[str]) -> Generator[None]:
-    """Warns once where what is inside takes long: the client goes on trying for a minute."""
+    """Warns once where what is inside takes long: the client goes on trying for `run.patience`."""
     timer = threading.Timer(_SILENT_SECONDS, _LOG.warning, ["waiting for %s …", ", ".join(servers)])
     timer.daemon = True
     timer.start()

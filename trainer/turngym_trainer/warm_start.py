@@ -200,7 +200,7 @@ def resumable_warm_start(folder: Path, settings: list[str]) -> Config:
     before = unfinished.read(folder).config
     here = f"run.folder={str(folder)!r}"
     config = load_config(settings=[*settings, here], base=before)
-    if changed := set(changed_keys(load_config(settings=[here], base=before), config)) - {"run.server"}:
+    if changed := set(changed_keys(load_config(settings=[here], base=before), config)) - {"run.server", "run.patience"}:
         raise WarmStartError(
             f"{', '.join(sorted(changed))}: cannot be changed on resume, the warm start would not be the one it was"
         )
