@@ -29,7 +29,7 @@ from turngym_leaderboard.remote.keeper import kept
 from turngym_leaderboard.remote.proxy import Proxy, Times
 from turngym_leaderboard.runner import play
 from turngym_leaderboard.store import WrongState, boards, open_store, owners, remote, submissions
-from turngym_leaderboard.store.models import RemoteEpisodeRow, SubmissionRow
+from turngym_leaderboard.store.models import EnvironmentRow, RemoteEpisodeRow, SubmissionRow
 from turngym_leaderboard.store.values import Kind, Role, State, Visibility
 
 LAKE = {"id": "frozen_lake", "instances": 3, "attempts": 2, "showcase": 1}
@@ -148,6 +148,10 @@ def test_an_agent_is_told_what_it_reads_and_nothing_else(tmp_path, client):
                 "turn",
                 "turns",
             ]
+            lone = b'{"turn": 0, "text": "\\ud800"}'
+            told = {"Content-Type": "application/json"}
+            refused = raw.post(f"/api/v1/submissions/{mine.id}/play/{first['id']}", content=lone, headers=told)
+            assert refused.status_code == 422
             text = "<think>why not</think><answer>Down||Right</answer>"
             step = raw.post(f"/api/v1/submissions/{mine.id}/play/{first['id']}", json={"turn": 0, "text": text})
             assert sorted(step.json()) == ["done", "due", "fault", "observation", "turn"]
@@ -272,6 +276,25 @@ def test_an_agent_that_asks_for_nothing_more_has_failed_in_the_rest(tmp_path, cl
             ("agent_fault", "deadline: it was never asked for")
         }
         assert all(record.digest for record in found)
+
+
+def test_a_board_whose_servers_are_away_holds_up_no_other(tmp_path, client):
+    with open_store(tmp_path) as store, offered(store, client) as ann:
+        changed, other = (dealt_board(store, client, name, **SEALED) for name in ("changed", "other"))
+        mine = {board.slug: ann.begin_remote(board.slug, name="mine") for board in (changed, other)}
+        with store.writing() as session:
+            of_it = EnvironmentRow.board_id == changed.id
+            session.execute(update(EnvironmentRow).where(of_it).values(version="0"))
+        with (
+            BoardClient(ann._url, token_of(store, "ann"), patience=0) as hasty,
+            pytest.raises(BoardError, match="no environment server can play this now"),
+        ):
+            hasty.ask(mine[changed.slug].id)
+        with store.writing() as session:
+            remotes = SubmissionRow.kind == Kind.REMOTE
+            session.execute(update(SubmissionRow).where(remotes).values(changed=datetime(2000, 1, 1, tzinfo=UTC)))
+        wait_until(lambda: ann.status(mine[other.slug].id).state is State.QUEUED)
+        assert ann.status(mine[changed.slug].id).state is State.RUNNING
 
 
 def test_a_turn_is_played_once_whoever_sends_it_how_often(store, board, client):

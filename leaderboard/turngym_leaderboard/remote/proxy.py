@@ -173,20 +173,37 @@ class Proxy:
         """Looks after what nobody asks for: answers that wait for a server, turns and submissions that are overdue.
 
         Raises:
-            ServersAway: the rest has to wait.
+            ServersAway: what is on the board whose servers are away has to wait.
         """
         now = _now()
         self._expire(now)
         self._sessions.forget_all_but(remote.going_on(self._store))
+        away: dict[int, ServersAway] = {}
         for episode in remote.pending(self._store, now):
-            self._caught_up(*self._of(episode), episode)
+            submission, board = self._of(episode)
+            # One board's servers may be away, and each try takes its time.
+            if board.id not in away:
+                try:
+                    self._caught_up(submission, board, episode)
+                except ServersAway as error:
+                    away[board.id] = error
         for submission in remote.idle(self._store, now - self.times.idle):
-            board = boards.of_id(self._store, submission.board_id)
-            while dealt := self.deal(submission, board, board.definition.batch):
-                for episode in dealt:
-                    with self._alone(episode.public_id):
-                        found = remote.find(self._store, submission, episode.public_id)
-                        self._end(submission, board, found, "agent", _ABANDONED, told=_ABANDONED)
+            if submission.board_id not in away:
+                try:
+                    self._abandon(submission)
+                except ServersAway as error:
+                    away[submission.board_id] = error
+        for error in away.values():
+            raise error
+
+    def _abandon(self, submission: Submission) -> None:
+        """Ends all episodes of a submission that are left."""
+        board = boards.of_id(self._store, submission.board_id)
+        while dealt := self.deal(submission, board, board.definition.batch):
+            for episode in dealt:
+                with self._alone(episode.public_id):
+                    found = remote.find(self._store, submission, episode.public_id)
+                    self._end(submission, board, found, "agent", _ABANDONED, told=_ABANDONED)
 
     def _of(self, episode: RemoteEpisode) -> tuple[Submission, Board]:
         submission = submissions.of_id(self._store, episode.submission_id)
