@@ -15,6 +15,7 @@ from turngym_leaderboard.pages.views import (
     EpisodeRow,
     EpisodeView,
     Estimate,
+    OwnLine,
     ShownEpisode,
     SubmissionView,
 )
@@ -131,6 +132,15 @@ def episode_crumbs(links: Links, shown: ShownEpisode) -> list[tuple[str, str]]:
         (shown.board_title, links.board(shown.board)),
         (shown.name, links.submission(shown.board, shown.submission)),
     ]
+
+
+def account_page(links: Links, own: Sequence[OwnLine] = (), told: str = "") -> str:
+    """The submissions of whoever is logged in, or where to log in.
+
+    Args:
+        told: why that failed.
+    """
+    return render("account.html", links, {"own": own, "told": told})
 
 
 def problem_page(links: Links, title: str, told: str) -> str:

@@ -15,13 +15,14 @@ from turngym_leaderboard.pages.views import (
     EpisodeRow,
     Estimate,
     InstancePair,
+    OwnLine,
     Side,
     WaitingRow,
     verdict,
 )
 from turngym_leaderboard.record import Overall, Rate, Score, Statistics
 from turngym_leaderboard.store.episodes import Outcomes
-from turngym_leaderboard.store.values import Board, Environment, Episode, Kind, Result, Submission
+from turngym_leaderboard.store.values import Board, Environment, Episode, Kind, Result, Submission, Visibility
 
 
 def when(moment: datetime | None) -> str:
@@ -96,6 +97,7 @@ def board_row(
         successes=tuple(_success(results.get(environment.label)) for environment in board.environments),
         price=spent.per_solved("cost" if unit == "$" else "tokens") if spent and unit else None,
         notes=tuple(notes),
+        private=is_private(submission),
     )
 
 
@@ -115,7 +117,26 @@ def waiting_row(submission: Submission) -> WaitingRow:
         reason=submission.reason,
         episodes=submission.episodes,
         total=submission.total,
+        private=is_private(submission),
     )
+
+
+def own_line(submission: Submission, board: Board) -> OwnLine:
+    """A submission on this board, for its owner."""
+    return OwnLine(
+        id=submission.public_id,
+        board=board.slug,
+        name=submission.name,
+        kind=submission.kind.value,
+        state=submission.state.value,
+        reason=submission.reason,
+        private=is_private(submission),
+    )
+
+
+def is_private(submission: Submission) -> bool:
+    """Its owner and admins alone see it."""
+    return submission.visibility is Visibility.PRIVATE
 
 
 def times_of(submission: Submission) -> tuple[tuple[str, str], ...]:

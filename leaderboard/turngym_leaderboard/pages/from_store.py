@@ -16,6 +16,8 @@ from turngym_leaderboard.pages.board_views import (
     environment_result,
     episode_row,
     is_contestant,
+    is_private,
+    own_line,
     owner_of,
     place,
     price_unit,
@@ -33,12 +35,13 @@ from turngym_leaderboard.pages.views import (
     EpisodeFilter,
     EpisodeList,
     EpisodeRow,
+    OwnLine,
     ShownEpisode,
     SubmissionView,
 )
 from turngym_leaderboard.store import NotFound, Store, boards, episodes, submissions
 from turngym_leaderboard.store.episodes import Filter, Outcomes
-from turngym_leaderboard.store.values import Board, Result, Submission
+from turngym_leaderboard.store.values import Board, Owner, Result, Submission
 from turngym_leaderboard.visibility import EVERYBODY, Viewer, may_see_episode, may_see_listed, may_see_submission
 
 _MOST_BESIDE: Final = 12
@@ -77,10 +80,15 @@ class BoardSource:
                 season=board.definition.season,
                 closed=when(board.closed),
                 environments=tuple(environment.label for environment in board.environments),
-                submissions=sum(map(is_contestant, self._visible(board))),
+                submissions=sum(is_contestant(each) and not is_private(each) for each in self._visible(board)),
             )
             for board in boards.every(self._store)
         )
+
+    def own(self, owner: Owner) -> tuple[OwnLine, ...]:
+        """The submissions of an owner, who looks, on all boards, newest first."""
+        found = {board.id: board for board in boards.every(self._store)}
+        return tuple(own_line(each, found[each.board_id]) for each in submissions.of_owner(self._store, owner))
 
     def board(self, slug: str) -> BoardView:
         """A board with all that may be seen of it."""
@@ -142,6 +150,7 @@ class BoardSource:
             others=_choices(each for each in visible if each.id != submission.id and submission.state in WITH_RESULTS),
             showcase=tuple(self._showcase(board, submission)),
             listed=may_see_episode(self._viewer, board, submission, showcase=False),
+            private=is_private(submission),
         )
 
     def episode_list(self, slug: str, public_id: str, wanted: EpisodeFilter, page: int) -> EpisodeList:

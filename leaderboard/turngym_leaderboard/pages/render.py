@@ -39,17 +39,23 @@ class Links:
         root: begins every address: "/" of a service, "../" and the like in files that may lie anywhere.
         ending: of a page's address: ".html" in files.
         live: somebody answers forms and queries.
+        reader: the owner who is logged in; "": nobody is; None: nobody can be.
     """
 
     root: str = "/"
     ending: str = ""
     live: bool = True
+    reader: str | None = None
 
     def asset(self, file: str) -> str:
         return f"{self.root}static/{file}"
 
     def home(self) -> str:
         return self.root if self.live else f"{self.root}index.html"
+
+    def account(self) -> str:
+        """Where to log in, and out again."""
+        return f"{self.root}account"
 
     def episode(self, key: str, other: str = "") -> str:
         """An episode, or two of them side by side."""

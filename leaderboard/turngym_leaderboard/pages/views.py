@@ -190,6 +190,7 @@ class BoardRow:
         successes: by column; None where there is none.
         price: what a solved episode takes, in the unit of `BoardView.price_unit`; None: unknown.
         notes: what a reader must know of the row, such as episodes that are not resolved.
+        private: its owner and admins alone see it.
     """
 
     id: str
@@ -202,6 +203,7 @@ class BoardRow:
     successes: tuple[Estimate | None, ...]
     price: float | None
     notes: tuple[str, ...] = ()
+    private: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,20 @@ class WaitingRow:
     reason: str
     episodes: int
     total: int
+    private: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLine:
+    """A submission of whoever looks. `board`: its slug. `reason`: why it failed, where it has."""
+
+    id: str
+    board: str
+    name: str
+    kind: str
+    state: str
+    reason: str
+    private: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +339,7 @@ class SubmissionView:
     others: tuple[tuple[str, str], ...]
     showcase: tuple[EpisodeRow, ...]
     listed: bool
+    private: bool = False
 
     @property
     def live(self) -> bool:

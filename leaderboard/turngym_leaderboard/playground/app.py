@@ -16,9 +16,9 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from turngym_client import EnvironmentInfo, EpisodeRequest, Limits, ServerUnavailable, Split, TurngymError, aconnect
 from turngym_leaderboard.pages import assets
+from turngym_leaderboard.pages.forms import BadForm, read_form
 from turngym_leaderboard.pages.render import Links, render
 from turngym_leaderboard.pages.viewer import shown_episodes
-from turngym_leaderboard.playground.forms import BadForm, read_form
 from turngym_leaderboard.playground.games import Game, Games, NoSuchGame, NotNow
 from turngym_leaderboard.playground.kept import CannotKeep, KeptFile
 from turngym_leaderboard.playground.option_fields import BadOption, option_fields, read_options

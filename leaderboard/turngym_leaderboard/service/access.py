@@ -21,7 +21,7 @@ from turngym_leaderboard.visibility import EVERYBODY, Viewer
 
 _bearer: Final = HTTPBearer(auto_error=False, description="A token of this board, as `leaderboard token` makes one.")
 _CHALLENGE: Final = {"WWW-Authenticate": 'Bearer realm="turngym leaderboard"'}
-_MAX_TOKEN_CHARACTERS: Final = 256
+MAX_TOKEN_CHARACTERS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ async def caller(
 async def known(service: Service, request: Request, text: str) -> Caller:
     """Whoever a token belongs to. Raises 401 for one that is none, and 429 for who calls, or guesses, too often."""
     address = network_of(request.client.host) if request.client else ""
-    found = await run_in_threadpool(owners.token, service.store, text[:_MAX_TOKEN_CHARACTERS], now=datetime.now(UTC))
+    found = await run_in_threadpool(owners.token, service.store, text[:MAX_TOKEN_CHARACTERS], now=datetime.now(UTC))
     if found is None:
         take(service.guesses, address)
         raise problem(401, "the token is unknown, expired or revoked; ask the board's operator for another", _CHALLENGE)

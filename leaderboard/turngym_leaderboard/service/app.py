@@ -15,6 +15,7 @@ from turngym_leaderboard.remote.proxy import Proxy
 from turngym_leaderboard.service import api, endpoint_api, remote_api
 from turngym_leaderboard.service.api_page import api_page
 from turngym_leaderboard.service.bounds import Bounds
+from turngym_leaderboard.service.login import Readers, login_router
 from turngym_leaderboard.service.problems import add_handlers
 from turngym_leaderboard.service.rate_limits import RateLimiter
 from turngym_leaderboard.service.state import RateLimits, Service
@@ -55,7 +56,10 @@ def create_app(
     app.include_router(api.router)
     app.include_router(endpoint_api.router)
     app.include_router(remote_api.router)
-    app.include_router(pages_router(BoardSource(store)))
+    everybody = BoardSource(store)
+    readers = Readers(service, everybody)
+    app.include_router(login_router(service, readers))
+    app.include_router(pages_router(everybody, readers.look))
 
     @app.get(f"{api.PREFIX}/docs", include_in_schema=False)
     def docs() -> HTMLResponse:
