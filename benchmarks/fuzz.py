@@ -17,7 +17,8 @@ server lives, plays the episodes of the beginning byte for byte, holds no sessio
 logged no error, and its memory has stopped growing.
 
     python benchmarks/fuzz.py                         all kinds; writes fuzz.json and fuzz.txt
-    python benchmarks/fuzz.py requests --case 4711    one case alone, told in full
+    python benchmarks/fuzz.py front access            these kinds; their part of both files is written
+    python benchmarks/fuzz.py requests --case 4711    one case alone, told in full; nothing is written
 
 Exit status 1 if a case fails. A case needs nothing from those before it: it starts the session that it is about.
 """
@@ -29,6 +30,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import json
 import math
 import ssl
 import sys
@@ -702,6 +704,7 @@ async def fuzz(
     tally = Tally()
     began = time.monotonic()
     memory: list[int] = []
+    course: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
         arguments = ("--lease-seconds", str(lease_seconds))
         async with serving(Path(folder), KINDS[kind], tally, len(cases) == 1, *arguments) as (server, target):
@@ -713,6 +716,7 @@ async def fuzz(
                 for first in range(0, len(part), BLOCK):
                     await KINDS[kind].run(target, seed, part[first : first + BLOCK], served)
                     if first // BLOCK % 100 == 99:
+                        course.append(server.status("VmRSS"))
                         print(f"{tally.cases} {kind}", file=sys.stderr, flush=True)
                 if len(cases) >= SETTLING_CASES:
                     await asyncio.sleep(SETTLE_SECONDS)
@@ -744,7 +748,7 @@ async def fuzz(
         "seconds": round(time.monotonic() - began),
         "slowest_seconds": tally.slowest[0],
         "slowest_case": tally.slowest[1],
-        "memory_kib": {"warm": warm, "end": end, "peak": peak},
+        "memory_kib": {"warm": warm, "end": end, "peak": peak, "course": course},
         "threads": threads,
         "outcomes": dict(sorted(tally.outcomes.items())),
         "failures": {str(case): why for case, why in sorted(tally.failures.items())},
@@ -796,8 +800,9 @@ async def sessions_left(target: Target, seconds: float) -> int:
 
 def text_of(kind: str, result: Mapping[str, Any]) -> str:
     memory = result["memory_kib"]
+    made = f", commit {result['made_by']['commit'][:7]}" if "made_by" in result else ""
     lines = [
-        f"{result['cases']} {kind}, seed {result['seed']}: {len(result['failures'])} failures",
+        f"{result['cases']} {kind}, seed {result['seed']}{made}: {len(result['failures'])} failures",
         f"  slowest call {result['slowest_seconds']:.2f} s (case {result['slowest_case']})",
         f"  memory {memory['warm'] >> 10} MiB warm, {memory['end'] >> 10} in the end, {memory['peak'] >> 10} at peak",
     ]
@@ -806,27 +811,37 @@ def text_of(kind: str, result: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _kind(name: str) -> str:
+    if name not in KINDS:
+        raise argparse.ArgumentTypeError(f"no kind {name!r}; expected some of {', '.join(KINDS)}")
+    return name
+
+
+def write(kind: str, result: Mapping[str, Any], folder: Path = HERE) -> None:
+    """Writes what came of a kind, beside what the files hold of the others, each with what made it."""
+    path = folder / "fuzz.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    results = {each: result if each == kind else known[each] for each in KINDS if each == kind or each in known}
+    path.write_text(json.dumps(results, indent=2) + "\n")
+    path.with_suffix(".txt").write_text("".join(text_of(*each) for each in results.items()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", nargs="?", choices=KINDS, help="one kind only; nothing is written then")
+    parser.add_argument("kinds", nargs="*", type=_kind, metavar="KIND", help=f"of {', '.join(KINDS)}; default: all")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cases", type=int, help="how many; default: see KINDS")
-    parser.add_argument("--case", type=int, help="this one alone")
+    parser.add_argument("--cases", type=int, help="how many; nothing is written then; default: see KINDS")
+    parser.add_argument("--case", type=int, help="this one alone; nothing is written then")
     arguments = parser.parse_args()
-    results: dict[str, object] = {}
     failed = False
-    texts: list[str] = []
-    for kind in [arguments.kind] if arguments.kind else KINDS:
+    for kind in arguments.kinds or KINDS:
         count = arguments.cases or KINDS[kind].cases
         cases = range(count) if arguments.case is None else range(arguments.case, arguments.case + 1)
         tally, result = asyncio.run(fuzz(kind, arguments.seed, cases))
-        results[kind] = result
-        texts.append(text_of(kind, result))
-        print(texts[-1], end="", flush=True)
+        print(text_of(kind, result), end="", flush=True)
         failed |= bool(tally.failures)
-    if arguments.kind is None and arguments.case is None:
-        (HERE / "fuzz.txt").write_text("".join(texts))
-        measure.write("fuzz", results)
+        if arguments.cases is None and arguments.case is None:
+            write(kind, {"made_by": measure.made_by(f"python benchmarks/fuzz.py {kind}"), **result})
     if failed:
         sys.exit(1)
 

@@ -104,18 +104,23 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "least": min(values), "most": max(values)}
 
 
-def write(name: str, results: dict[str, object], text: str = "", *, command: str = "") -> None:
-    """Writes `results` with what made them beside this file, as JSON, and `text` as it is."""
+def made_by(command: str) -> dict[str, object]:
+    """What makes results now: command, commit, versions, machine."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=HERE)
-    made = {
-        "command": command or f"python benchmarks/{name}.py",
+    return {
+        "command": command,
         "commit": commit.stdout.strip(),
         "python": platform.python_version(),
         "versions": {package: version(package) for package in ("grpcio", "protobuf", "turngym")},
         "cores": os.cpu_count(),
         "load_average": os.getloadavg()[0],
     }
+
+
+def write(name: str, results: dict[str, object], text: str = "", *, command: str = "") -> None:
+    """Writes `results` with what made them beside this file, as JSON, and `text` as it is."""
     path = HERE / f"{name}.json"
+    made = made_by(command or f"python benchmarks/{name}.py")
     path.write_text(json.dumps({"made_by": made, **results}, indent=2) + "\n")
     if text:
         path.with_suffix(".txt").write_text(text + "\n")

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import json
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -177,3 +178,24 @@ def test_what_a_silent_workers_item_looks_like(fuzz, rpc, error, expected):
     reply = pb.AdviseResponse(outcomes=[pb.AdviseOutcome(advice=pb.Advice()), pb.AdviseOutcome(error=error)])
     assert fuzz.is_of_a_silent_worker(rpc, reply.SerializeToString()) == expected
     assert not fuzz.is_of_a_silent_worker(rpc, error)
+
+
+def test_what_is_written_of_a_kind_leaves_the_others(fuzz, tmp_path):
+    def result(cases: int, commit: str) -> dict[str, object]:
+        memory = {"warm": 1024, "end": 2048, "peak": 4096}
+        facts = {"seed": 1, "slowest_seconds": 0.5, "slowest_case": 3, "outcomes": {"Step OK": cases}, "failures": {}}
+        return {"made_by": {"commit": commit}, "cases": cases, "memory_kib": memory, **facts}
+
+    fuzz.write("front", result(7, "a" * 40), tmp_path)
+    fuzz.write("requests", result(8, "b" * 40), tmp_path)
+    fuzz.write("front", result(9, "c" * 40), tmp_path)
+    written = json.loads((tmp_path / "fuzz.json").read_text())
+    assert {kind: (part["cases"], part["made_by"]["commit"][0]) for kind, part in written.items()} == {
+        "requests": (8, "b"),
+        "front": (9, "c"),
+    }
+    heads = [line for line in (tmp_path / "fuzz.txt").read_text().splitlines() if "failures" in line]
+    assert heads == [
+        "8 requests, seed 1, commit bbbbbbb: 0 failures",
+        "9 front, seed 1, commit ccccccc: 0 failures",
+    ]
