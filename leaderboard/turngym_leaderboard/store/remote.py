@@ -252,10 +252,8 @@ def going_on(store: Store) -> set[str]:
 
 def renew(store: Store, due: datetime, *, now: datetime) -> None:
     """Gives every episode that goes on at least until then: while nobody could answer, no time counts."""
+    # Submissions first, as in `end`.
     with store.writing() as session:
-        session.execute(
-            update(RemoteEpisodeRow).where(RemoteEpisodeRow.ended.is_(None), RemoteEpisodeRow.due < due).values(due=due)
-        )
         session.execute(
             update(SubmissionRow)
             .where(
@@ -264,6 +262,9 @@ def renew(store: Store, due: datetime, *, now: datetime) -> None:
                 SubmissionRow.lease_until.is_(None),
             )
             .values(changed=now)
+        )
+        session.execute(
+            update(RemoteEpisodeRow).where(RemoteEpisodeRow.ended.is_(None), RemoteEpisodeRow.due < due).values(due=due)
         )
 
 
