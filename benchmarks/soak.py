@@ -38,6 +38,8 @@ from turngym_client import AsyncClient, AsyncEpisode, EpisodeRequest, Limits, ac
 CYCLES = 3
 ABANDONED_LEASE = 60.0
 """Seconds; longer than it takes to start 10,000 sessions."""
+PATIENCE = 600.0
+"""Seconds in which a busy machine starts them; more than a lease shows as sessions that are missing."""
 MEMORY_SECONDS = 60.0
 """How long a server remembers request ids of sessions that ended: see ResetItem.request_id."""
 SWEEP_SECONDS = 10.0
@@ -129,7 +131,7 @@ def serving(*arguments: str) -> Iterator[Server]:
 
 async def abandon(server: Server, count: int, first_seed: int) -> int:
     """Starts sessions, plays a turn in each, and forgets them. Returns how many lived at once."""
-    async with aconnect(server.address) as client:
+    async with aconnect(server.address, patience=PATIENCE) as client:
         requests = [EpisodeRequest(environment_id="sokoban", level_seed=first_seed + n) for n in range(count)]
         episodes = await client.reset_many(requests)
         await client.step_many((episode, WALK[n % len(WALK)]) for n, episode in enumerate(episodes))
