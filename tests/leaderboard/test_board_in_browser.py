@@ -28,12 +28,15 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
+from service_in_thread import GENEROUS
 from typer.testing import CliRunner
 
 from turngym_leaderboard.cli import app as cli
 from turngym_leaderboard.pages.from_store import BoardSource
 from turngym_leaderboard.pages.routes import pages_router
-from turngym_leaderboard.store import open_store, submissions
+from turngym_leaderboard.service.app import create_app
+from turngym_leaderboard.store import open_store, owners, submissions
+from turngym_leaderboard.store.values import Kind, Role
 
 NAME = "<b>hostile</b>\u202e'\""
 
@@ -63,9 +66,7 @@ def ids(store, board):
 
 @pytest.fixture(scope="module")
 def address(store, board):
-    app = FastAPI()
-    app.include_router(pages_router(BoardSource(store)))
-    with served(app) as found:
+    with served(create_app(store, rates=GENEROUS)) as found:
         yield found
 
 
@@ -112,7 +113,24 @@ def pages(board, ids, store):
         f"/episodes/{keys[1]}",
         f"/episodes/{keys[0]}/{keys[1]}",
         "/boards/none",
+        "/account",
     ]
+
+
+@needs_chromium()
+def test_one_logs_in_by_keyboard_and_finds_what_is_ones_own(driver, address, board, store) -> None:
+    ann = owners.create(store, "ann <b>")
+    submissions.create(store, board, ann, name="secret plan", kind=Kind.REMOTE)
+    token = owners.add_token(store, ann, Role.SUBMIT)
+    driver.get(address + "/account")
+    driver.find_element(By.ID, "token").send_keys(token, Keys.ENTER)
+    WebDriverWait(driver, 20).until(lambda _: "secret plan" in driver.page_source)
+    assert contrast(driver)[0] >= 4.5
+    assert fits(driver)
+    assert driver.find_element(By.CSS_SELECTOR, ".account").text == "ann <b>"
+    assert driver.execute_script("return document.cookie") == ""
+    driver.find_element(By.CSS_SELECTOR, "form button").click()
+    WebDriverWait(driver, 20).until(lambda _: ">Log in<" in driver.page_source)
 
 
 @needs_chromium()
