@@ -13,6 +13,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from small_boards import SECRET, deal, definition, episode, submitted
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from turngym_leaderboard.store import (
     LeaseLost,
@@ -135,6 +136,12 @@ def test_tokens_are_known_by_their_text_until_revoked_or_expired(store, ann):
         owners.find(store, "bob")
     with pytest.raises(NotFound):
         owners.revoke(store, 999)
+
+
+def test_no_error_tells_what_was_to_be_written(store):
+    with pytest.raises(DBAPIError) as refused, store.writing() as session:
+        session.execute(text("INSERT INTO tokens (sha256) VALUES (:hash)"), {"hash": "a secret's hash"})
+    assert "a secret's hash" not in str(refused.value)
 
 
 def test_no_token_and_no_secret_lies_in_the_file_readable(tmp_path):

@@ -16,7 +16,8 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from turngym_leaderboard.store.errors import StoreError
@@ -102,9 +103,20 @@ def _engine(data: Path, url: str) -> Engine:
             f"a database of kind {parsed.get_backend_name()!r}: expected postgresql://…, or none for SQLite"
         )
     try:
-        return create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True, hide_parameters=True)
+        engine = create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True, hide_parameters=True)
     except ModuleNotFoundError as error:
         raise StoreError(f"PostgreSQL needs a driver: pip install 'turngym[postgresql]' ({error})") from error
+    event.listen(engine, "handle_error", _without_rows)
+    return engine
+
+
+def _without_rows(context: ExceptionContext) -> IntegrityError | None:
+    """PostgreSQL quotes the row that it refuses, whose parameters are hidden as anywhere."""
+    told, original = context.sqlalchemy_exception, context.original_exception
+    if not isinstance(told, IntegrityError):
+        return None
+    original.args = (_first_line(original),)
+    return IntegrityError(told.statement, None, original, hide_parameters=True)
 
 
 def _sqlite(file: Path) -> Engine:
