@@ -122,7 +122,7 @@ def play_submission(
         LeaseLost: the submission is no longer this worker's.
     """
     secret = boards.secret(store, board)
-    guarded = Guarded(agent, board.definition.max_response_tokens)
+    guarded = Guarded(agent)
     unavailable: dict[int, str] = {}
     for _ in range(ROUNDS):
         for environment in board.environments:

@@ -77,7 +77,7 @@ def test_it_plays_as_here_within_its_bounds(folder, monkeypatch):
     here = CheckpointAgent(folder, name="here", threads=1, most_tokens=8)
     with ConfinedCheckpoint(folder, name="there", bounds=BOUNDS, threads=1, most_tokens=8) as agent:
         assert agent.description == {key: told for key, told in here.description.items() if key != "folder"}
-        played = play(Guarded(here, 8), "Walk.")
+        played = play(Guarded(here), "Walk.")
         assert [list(replies) for replies in play(agent, "Walk.")] == played
         # Memory that it cannot have is refused to it, which is no end of its process.
         with pytest.raises(AgentFault, match="MemoryError") as eaten:

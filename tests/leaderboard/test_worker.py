@@ -274,7 +274,7 @@ def played_by(agent, store, client, board):
         ("crash", "environment_fault", "EnvironmentFailed"),
         (IndexError("out of reach"), "agent_fault", "IndexError: out of reach"),
         (Fault("refused: \ud800"), "agent_fault", "refused: ?"),
-        ("w" * 100_000, "agent_fault", "too long: an answer of 100000 characters; at most 65536"),
+        ("w" * 2_000_000, "agent_fault", "too long: an answer of 2000000 characters; at most 1048576"),
         ("a \ud800 lone \0 surrogate", "played", ""),
     ],
 )

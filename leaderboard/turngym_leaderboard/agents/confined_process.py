@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from typing import Final
 
 from turngym_leaderboard.agents import AgentFault, AgentUnavailable
 from turngym_leaderboard.agents.confined_checkpoint import (
@@ -12,8 +13,12 @@ from turngym_leaderboard.agents.confined_checkpoint import (
     connection_of,
     most_tokens_of,
 )
-from turngym_leaderboard.agents.guarded import Guarded
+from turngym_leaderboard.agents.guarded import MOST_CHARACTERS, Guarded
 from turngym_leaderboard.confined import bound_this_process
+
+_CHARACTERS_A_TOKEN: Final = 64
+"""A tokenizer may make any text of a token; this is ten times what those of languages do."""
+_LEAST_CHARACTERS: Final = 4_096
 
 
 def main() -> None:
@@ -57,7 +62,8 @@ def _load(order: Load) -> Guarded:
         raise
     except Exception as error:
         raise AgentUnavailable(f"the checkpoint cannot be loaded: {type(error).__name__}: {error}") from error
-    return Guarded(agent, most_tokens_of(agent.description))
+    most = _LEAST_CHARACTERS + _CHARACTERS_A_TOKEN * most_tokens_of(agent.description)
+    return Guarded(agent, min(most, MOST_CHARACTERS))
 
 
 def _answer(agent: Guarded, order: Load | Start | Act) -> Said:

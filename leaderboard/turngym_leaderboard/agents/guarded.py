@@ -17,24 +17,23 @@ from turngym_leaderboard.agents import (
 )
 from turngym_leaderboard.protocol import Decoding
 
-CHARACTERS_A_TOKEN: Final = 64
-"""A tokenizer may make any text of a token; this is ten times what those of languages do."""
-_LEAST_CHARACTERS: Final = 4_096
+MOST_CHARACTERS: Final = 1 << 20
+"""Of an answer: more than any agent has to say, and less than a server's request may have."""
 
 
 class Guarded:
     """Wraps an agent.
 
     Args:
-        most_tokens: of a turn. A text that is much longer than they can be ends its conversation.
+        most_characters: of an answer; a longer one ends its conversation.
 
     Attributes:
         overran: what an `AgentOverran` told since somebody made this empty.
     """
 
-    def __init__(self, agent: Agent, most_tokens: int) -> None:
+    def __init__(self, agent: Agent, most_characters: int = MOST_CHARACTERS) -> None:
         self._agent = agent
-        self._most_characters = max(_LEAST_CHARACTERS, CHARACTERS_A_TOKEN * most_tokens)
+        self._most_characters = most_characters
         self._fault: AgentFault | None = None
         self.overran = ""
         self.name = agent.name
