@@ -68,7 +68,7 @@ def play_anew(
         AgentUnavailable: the agent cannot be had any more.
     """
     secret = boards.secret(store, board)
-    guarded = Guarded(agent, board.definition.max_response_tokens)
+    guarded = Guarded(agent)
     played = scored = differing = 0
     for environment in board.environments:
         kept = {(each.draw, each.attempt): each for each in episodes.records(store, submission, environment.id)}

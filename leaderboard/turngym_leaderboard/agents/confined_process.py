@@ -63,7 +63,7 @@ def _load(order: Load) -> Guarded:
     except Exception as error:
         raise AgentUnavailable(f"the checkpoint cannot be loaded: {type(error).__name__}: {error}") from error
     most = _LEAST_CHARACTERS + _CHARACTERS_A_TOKEN * most_tokens_of(agent.description)
-    return Guarded(agent, min(most, MOST_CHARACTERS))
+    return Guarded(agent, most_characters=min(most, MOST_CHARACTERS))
 
 
 def _answer(agent: Guarded, order: Load | Start | Act) -> Said:

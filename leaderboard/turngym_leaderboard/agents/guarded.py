@@ -31,7 +31,7 @@ class Guarded:
         overran: what an `AgentOverran` told since somebody made this empty.
     """
 
-    def __init__(self, agent: Agent, most_characters: int = MOST_CHARACTERS) -> None:
+    def __init__(self, agent: Agent, *, most_characters: int = MOST_CHARACTERS) -> None:
         self._agent = agent
         self._most_characters = most_characters
         self._fault: AgentFault | None = None
