@@ -1,8 +1,12 @@
-"""An endpoint that serves a real checkpoint, over HTTP, from a process of its own."""
+"""Endpoints that serve a real checkpoint, over HTTP, from processes of their own: one of ours, with keys and seeds that
+it honours, and transformers' own server."""
 
 import dataclasses
+import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +88,27 @@ def endpoint(folder):
             process.terminate()
 
 
+@pytest.fixture(scope="module")
+def transformers_server(folder, tmp_path_factory):
+    pytest.importorskip("openai", reason="transformers serve needs the package openai")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [Path(sys.executable).with_name("transformers"), "serve", folder, "--device", "cpu"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    own = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    said = tmp_path_factory.mktemp("server") / "log"
+    with said.open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log, env=own) as process:
+        try:
+            until = time.monotonic() + 120
+            while "Application startup complete" not in said.read_text():
+                assert process.poll() is None and time.monotonic() < until, said.read_text()  # noqa: PT018
+                time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            process.terminate()
+
+
 @pytest.fixture
 def settings(monkeypatch):
     monkeypatch.setenv("A_KEY", KEY)
@@ -117,6 +142,18 @@ def test_a_real_model_is_evaluated_with_its_costs_and_its_record_stands(client, 
     record = records.load(kept)
     assert verify(client, record, trajectories=records.load_trajectories(kept)) == []
     assert verify_trajectories(kept, record) == []
+
+
+def test_a_model_of_transformers_own_server_is_evaluated(client, transformers_server, folder, tmp_path):
+    settings = EndpointSettings(model=str(folder), max_tokens=24, stop_at_answer=True)
+    evaluation = evaluate(client, SMALL, [EndpointAgent(transformers_server, settings, name="tiny")])
+    row = evaluation.record.row("tiny")
+    turns = [turn for t in evaluation.trajectories if t.agent == "tiny" for turn in t.turns]
+    assert row.statistics.agent_faults == 0
+    assert sum(turn.valid_format for turn in turns) >= len(turns) / 2
+    assert all(0 < turn.tokens <= 24 and turn.tokens_in > 100 for turn in turns)
+    kept = records.save(evaluation.record, evaluation.trajectories, tmp_path)
+    assert verify(client, evaluation.record, trajectories=records.load_trajectories(kept)) == []
 
 
 def test_the_same_seeds_give_the_same_episodes(client, endpoint, settings):
