@@ -126,7 +126,8 @@ class BoardDefinition(Model):
             may see its episodes.
         submissions_per_owner: that are scored in the season.
         remote_submissions_per_owner: of those, agents that are played by their owner's own programs, who then has seen
-            what the scored instances look like: a further submission of that owner could know them. 0: none.
+            what the scored instances look like. Once one of them was dealt episodes, nothing further of that owner is
+            taken, of whatever kind, nor the rest of uploads; what had arrived before stays. 0: none.
         batch: episodes of one submission that are held at once; it fixes which ones are played together.
         max_response_tokens: that a checkpoint may write in a turn, whatever it asks for itself.
     """

@@ -1,5 +1,6 @@
 """Agents that play through a board's service: over real connections, against a real environment server."""
 
+import hashlib
 import os
 import re
 import signal
@@ -24,11 +25,13 @@ from turngym_leaderboard.agents import Reply
 from turngym_leaderboard.agents.scripted import RandomAgent
 from turngym_leaderboard.client import BoardClient, BoardError
 from turngym_leaderboard.dealing import deal_board
+from turngym_leaderboard.endpoints import RegisteredEndpoint
 from turngym_leaderboard.protocol import Selection
 from turngym_leaderboard.remote.keeper import kept
 from turngym_leaderboard.remote.proxy import Proxy, Times
 from turngym_leaderboard.runner import play
-from turngym_leaderboard.store import WrongState, boards, open_store, owners, remote, submissions
+from turngym_leaderboard.service.messages import NewFile, NewSubmission
+from turngym_leaderboard.store import WrongState, boards, open_store, owners, remote, submissions, values
 from turngym_leaderboard.store.models import EnvironmentRow, RemoteEpisodeRow, SubmissionRow
 from turngym_leaderboard.store.values import Kind, Role, State, Visibility
 
@@ -252,6 +255,55 @@ def sly(ann, id, store):
             with pytest.raises(BoardError, match="the episode is over: deadline: turn 2 was not answered"):
                 ann.answer(id, episode.id, 2, ["Left"])
     assert len(seen) == EPISODES
+
+
+def test_who_has_seen_the_levels_submits_nothing_further(tmp_path, client):
+    content = b"{}"
+    announced = values.SubmissionFile(
+        name="config.json", size=2, sha256=hashlib.sha256(content).hexdigest(), received=0
+    )
+    endpoints = {"small": RegisteredEndpoint(url="https://api.example.com/v1", model="small-1", owners=("ann", "bob"))}
+    with open_store(tmp_path) as store:
+        board = dealt_board(store, client, submissions_per_owner=9, **SEALED)
+        proxy = Proxy(store, client)
+        with (
+            serving(store, proxy=proxy, endpoints=endpoints) as address,
+            BoardClient(address, token_of(store, "ann")) as ann,
+            BoardClient(address, token_of(store, "bob")) as bob,
+        ):
+            [owner] = [each for each in owners.every(store) if each.name == "ann"]
+            made = {
+                name: submissions.create(store, board, owner, name=name, kind=Kind.CHECKPOINT, files=[announced])
+                for name in ("whole", "partly")
+            }
+            before = ann.submit_endpoint("small", board.slug, name="before")
+            mine = ann.begin_remote(board.slug, name="mine")
+
+            def send(name):
+                url = f"/api/v1/submissions/{made[name].public_id}/files/config.json"
+                return ann._http.patch(url, content=content, headers={"Upload-Offset": "0"})
+
+            assert send("whole").status_code == 200
+            assert len(ann.ask(mine.id, 1_000).episodes) == board.definition.batch < EPISODES
+            ann.withdraw(mine.id)
+            refused = send("partly")
+            assert (refused.status_code, "so that you know its levels" in refused.text) == (403, True)
+            assert submissions.files(store, made["partly"].public_id)[0].received == 0
+            names = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+            checkpoint = NewSubmission(
+                name="after", files=tuple(NewFile(name=name, size=2, sha256=announced.sha256) for name in names)
+            )
+            for submit in (
+                lambda: ann.submit_endpoint("small", board.slug, name="after"),
+                lambda: ann._begin(f"/boards/{board.slug}/submissions", checkpoint),
+            ):
+                with pytest.raises(BoardError, match=f"your remote agent {mine.id} was dealt episodes") as told:
+                    submit()
+                assert told.value.status == 403
+            assert bob.submit_endpoint("small", board.slug, name="another").state is State.QUEUED
+            assert ann.status(before.id).state is State.QUEUED
+            submissions.set_state(store, made["whole"].public_id, State.VALIDATED)
+            assert submissions.set_state(store, made["whole"].public_id, State.QUEUED).state is State.QUEUED
 
 
 def run_out_of_time(store):

@@ -18,7 +18,7 @@ from turngym_leaderboard.store import reading
 from turngym_leaderboard.store.database import Store
 from turngym_leaderboard.store.errors import NotFound, WrongState
 from turngym_leaderboard.store.models import BoardRow, EpisodeRow, RemoteEpisodeRow, RemoteTurnRow, SubmissionRow
-from turngym_leaderboard.store.submissions import check_number, clean
+from turngym_leaderboard.store.submissions import check_number, check_unseen, clean, lock_board
 from turngym_leaderboard.store.values import (
     Kind,
     RemoteAnswer,
@@ -51,13 +51,14 @@ def begin(store: Store, public_id: str, seats: Sequence[Seat], *, now: datetime)
     Raises:
         NotFound: there is no such submission.
         WrongState: it is past that.
-        LimitReached: the owner has none left in the season.
+        LimitReached: the owner has none left in the season, or knows the board's levels.
     """
     with store.writing() as session:
         row = _submission(session, public_id, State.UPLOADED)
         board = session.get_one(BoardRow, row.board_id)
         assert row.owner_id is not None
         check_number(session, board, row.owner_id, row.kind)
+        check_unseen(session, board.id, row.owner_id)
         session.add_all(
             RemoteEpisodeRow(
                 public_id=secrets.token_hex(8),
@@ -95,6 +96,7 @@ def deal(store: Store, public_id: str, most: int, *, now: datetime) -> list[Remo
             )
         )
         if (room := most - len(rows)) > 0:
+            lock_board(session, submission.board_id)  # Whatever its owner submits from now on may know the levels.
             further = session.scalars(
                 select(RemoteEpisodeRow)
                 .where(*of_it, RemoteEpisodeRow.dealt.is_(None))

@@ -14,7 +14,7 @@ from turngym_leaderboard.boards import BoardDefinition
 from turngym_leaderboard.store import reading
 from turngym_leaderboard.store.database import Store
 from turngym_leaderboard.store.errors import LimitReached, NoRoom, NotFound, Taken, WrongState
-from turngym_leaderboard.store.models import BoardRow, FileRow, SubmissionRow
+from turngym_leaderboard.store.models import BoardRow, FileRow, RemoteEpisodeRow, SubmissionRow
 from turngym_leaderboard.store.values import (
     FINAL,
     NEXT,
@@ -70,7 +70,8 @@ def create(
     Raises:
         Taken: there is a submission of this public id.
         WrongState: the season is over, or too many of the owner's are open.
-        LimitReached: the owner has none left in it, or had MOST_REFUSED refused within a day.
+        LimitReached: the owner has none left in it, knows its levels from a remote agent, or had MOST_REFUSED refused
+            within a day.
         NoRoom: the files do not fit.
     """
     now = reading.utc_now()
@@ -82,6 +83,7 @@ def create(
         if public_id and session.scalar(select(SubmissionRow.id).where(SubmissionRow.public_id == public_id)):
             raise Taken(f"there is a submission {public_id} already")
         check_number(session, row, owner.id, kind)
+        check_unseen(session, row.id, owner.id)
         _check_refused(session, owner.id, now)
         _check_open(session, owner.id, most_open)
         if room is not None and sum(file.size - file.received for file in files) + _promised(session) > room:
@@ -259,11 +261,14 @@ def set_received(store: Store, public_id: str, name: str, received: int) -> None
     Raises:
         NotFound: there is no such submission or file.
         WrongState: the submission is past its upload.
+        LimitReached: its owner has come to know the board's levels since it was begun.
     """
     with store.writing() as session:
         submission = _row(session, public_id, lock=True)
         if submission.state is not State.UPLOADED:
             raise WrongState(f"submission {public_id} is {submission.state.value}; it takes no more files")
+        if submission.owner_id is not None:
+            check_unseen(session, submission.board_id, submission.owner_id)
         changed = session.execute(
             update(FileRow)
             .where(FileRow.submission_id == submission.id, FileRow.name == name)
@@ -327,8 +332,7 @@ def _promised(session: Session) -> int:
 
 def check_number(session: Session, board: BoardRow, owner_id: int, kind: Kind) -> None:
     """Raises LimitReached where an owner has none of this kind left in the season; within a transaction."""
-    # Two at once of one owner wait for each other here, so that both see the other's.
-    session.execute(select(BoardRow.id).where(BoardRow.id == board.id).with_for_update())
+    lock_board(session, board.id)  # So that of two at once both see the other's.
     definition = BoardDefinition.model_validate(board.definition)
     allowed = definition.submissions_per_owner
     if _counted(session, board.id, owner_id) >= allowed:
@@ -339,6 +343,36 @@ def check_number(session: Session, board: BoardRow, owner_id: int, kind: Kind) -
             f"{remote} remote agents of an owner are scored in a season of {board.slug}, since a further one could "
             "know its levels; none is left"
         )
+
+
+def check_unseen(session: Session, board_id: int, owner_id: int) -> None:
+    """Raises LimitReached where an owner's remote agent was dealt episodes of the board; within a transaction."""
+    lock_board(session, board_id)
+    seen = session.execute(
+        select(SubmissionRow.public_id, BoardRow.slug)
+        .join(RemoteEpisodeRow, RemoteEpisodeRow.submission_id == SubmissionRow.id)
+        .join(BoardRow, BoardRow.id == SubmissionRow.board_id)
+        .where(
+            SubmissionRow.board_id == board_id,
+            SubmissionRow.owner_id == owner_id,
+            RemoteEpisodeRow.dealt.is_not(None),
+        )
+        .limit(1)
+    ).first()
+    if seen is not None:
+        public_id, slug = seen
+        raise LimitReached(
+            f"your remote agent {public_id} was dealt episodes of {slug}, so that you know its levels; in this season "
+            "nothing further of yours is taken, submit other agents before a remote one asks for episodes"
+        )
+
+
+def lock_board(session: Session, board_id: int) -> None:
+    """From here to the end of the transaction nobody else begins, receives, first deals or queues on the board.
+
+    Whoever locks a submission does so before.
+    """
+    session.execute(select(BoardRow.id).where(BoardRow.id == board_id).with_for_update())
 
 
 def _counted(session: Session, board_id: int, owner_id: int, kind: Kind | None = None) -> int:
