@@ -7,7 +7,7 @@ an episode, by the board's secret, so that nobody knows beforehand which ones.
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,11 +57,15 @@ def play_anew(
     seal_of: SealOf,
     *,
     share: float = SHARE,
+    after_part: Callable[[Guarded], object] = lambda guarded: None,
 ) -> Anew:
-    """Plays a sample of a submission's episodes anew, and compares. Episodes that a server failed in are left out.
+    """Plays a sample of a submission's episodes anew, and compares.
+
+    Left out are episodes that a server failed in, and those in which the agent never chose an action.
 
     Args:
         share: of the scored episodes in each environment.
+        after_part: called after each part with the agent that played it.
 
     Raises:
         ServersGone, CannotPlay: as `playing.play_submission` does.
@@ -77,9 +81,12 @@ def play_anew(
         scored += len(kept)
         deal = boards.deal(store, environment.id)
         for part in drawn(environment, deal, board.definition.batch, share, secret, submission.public_id):
+            chosen = {key: each for key in part.keys if (each := kept.get(key)) is not None and each.actions}
+            if not chosen:
+                continue
             seal = seal_of(environment)
             for found in _play_part(client, environment, deal, secret, guarded, part, seal):
-                known = kept.get((found.draw, found.attempt))
+                known = chosen.get((found.draw, found.attempt))
                 if known is None or work.UNRESOLVED in (known.outcome, found.outcome):
                     continue
                 played += 1
@@ -92,6 +99,7 @@ def play_anew(
                         found.draw,
                         found.attempt,
                     )
+            after_part(guarded)
     return Anew(played, scored, differing)
 
 

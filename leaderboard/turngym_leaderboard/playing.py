@@ -133,14 +133,24 @@ def play_submission(
             table = _Table(client, store, lease, environment, deal, secret, seal)
             try:
                 for part in due:
-                    guarded.overran = ""
                     _play_part(table, guarded, part)
                     between_parts()
-                    if guarded.overran and work.count_failure(store, lease) >= work.MOST_FAILURES:
-                        raise OverranTooOften(guarded.overran)
+                    count_overrun(store, lease, guarded)
             except AgentUnavailable as error:
                 unavailable[environment.id] = str(error)
     return unavailable
+
+
+def count_overrun(store: Store, lease: work.Lease, guarded: Guarded) -> None:
+    """Notes that an agent overran in a part, where it did.
+
+    Raises:
+        OverranTooOften: it has done so before.
+        LeaseLost: the submission is no longer this worker's.
+    """
+    overran, guarded.overran = guarded.overran, ""
+    if overran and work.count_failure(store, lease) >= work.MOST_FAILURES:
+        raise OverranTooOften(overran)
 
 
 def due_parts(all_parts: Iterator[Part], done: dict[work.Key, str], *, whole: bool = True) -> list[Part]:

@@ -4,17 +4,21 @@ Numbers are derived, and computed anew from the episodes whenever what they are 
 environment tells no exact floor or ceiling, those are what the scripted rows played. Knows nothing of how it is played.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
 from turngym_leaderboard import summary
+from turngym_leaderboard.agents import OVERRAN
 from turngym_leaderboard.agents.scripted import OracleAgent, RandomAgent
 from turngym_leaderboard.record import EpisodeRecord, Statistics
 from turngym_leaderboard.store import Store, boards, episodes, submissions, work
 from turngym_leaderboard.store.values import Board, Deal, Environment, Kind, State, Submission
 
 _WITH_NUMBERS = (State.SCORED, State.INCOMPLETE)
+_NEVER: Final = "none of its scored episodes got to a single turn; most often"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,31 @@ def state_of(results: list[work.NewResult]) -> tuple[State, str]:
     if unresolved := sum(statistics.unresolved for statistics in counted):
         return State.INCOMPLETE, f"{unresolved} of {total} episodes could not be played: the servers failed"
     return State.SCORED, ""
+
+
+def ending(store: Store, board: Board, submission: Submission, results: list[work.NewResult]) -> tuple[State, str]:
+    """As `state_of`, and what its own faults add: an agent that never played a turn has failed, and one that sometimes
+    faulted is told how. A remote agent's turns are its owner's to send.
+    """
+    state, reason = state_of(results)
+    if state is State.FAILED:
+        return state, reason
+    played = [each for of in board.environments for each in episodes.records(store, submission, of.id)]
+    faults = [record.fault for record in played if record.outcome == "agent_fault"]
+    if not faults:
+        return state, reason
+    fault, _ = Counter(map(_told, faults)).most_common(1)[0]
+    if submission.kind is not Kind.REMOTE and len(faults) == len(played) and not any(each.actions for each in played):
+        return State.FAILED, f"{_NEVER}: {fault}; try it with `leaderboard evaluate`"
+    faulted = (
+        f"{len(faults)} of {len(played)} scored episodes were ended by a fault of the agent's, most often: {fault}"
+    )
+    return state, f"{reason}; {faulted}" if reason else faulted
+
+
+def _told(fault: str) -> str:
+    """What its owner is told of a fault: its kind alone, since an agent may put what it read into the rest."""
+    return fault if fault.startswith(f"{OVERRAN}: ") else fault.partition(":")[0]
 
 
 def _scripted(store: Store, board: Board) -> _Scripted:

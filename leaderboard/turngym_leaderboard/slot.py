@@ -29,7 +29,14 @@ from turngym_leaderboard.anew import TOLD, play_anew
 from turngym_leaderboard.endpoints import Endpoints, RegisteredEndpoint, registered_agent
 from turngym_leaderboard.examining import examine_next
 from turngym_leaderboard.intake import IntakeLimits
-from turngym_leaderboard.playing import CannotPlay, OverranTooOften, ServersGone, check_board, play_submission
+from turngym_leaderboard.playing import (
+    CannotPlay,
+    OverranTooOften,
+    ServersGone,
+    check_board,
+    count_overrun,
+    play_submission,
+)
 from turngym_leaderboard.remote.seats import not_dealt
 from turngym_leaderboard.sealing import seal_of
 from turngym_leaderboard.store import LeaseLost, Store, boards, work
@@ -174,21 +181,30 @@ class Slot:
         return self._score(lease, board, unavailable)
 
     def _play_anew(self, lease: work.Lease, board: Board, agent: Agent) -> None:
-        """Tells whether a sample of what was played comes out the same once more."""
+        """Tells whether a sample of what was played comes out the same once more. Raises as `play_submission` does."""
         key = self._config.seal_key
         try:
             found = play_anew(
-                self._client, self._store, board, lease.submission, agent, lambda environment: seal_of(key, environment)
+                self._client,
+                self._store,
+                board,
+                lease.submission,
+                agent,
+                lambda environment: seal_of(key, environment),
+                after_part=lambda guarded: count_overrun(self._store, lease, guarded),
             )
         except AgentUnavailable as error:
             told = f"it could not be had any more: {error}"
         else:
+            if not found.played:
+                return
             told = str(found)
         work.describe(self._store, lease, {TOLD: told})
 
     def _score(self, lease: work.Lease, board: Board, unavailable: Mapping[int, str]) -> tuple[State, str]:
         results = scoring.numbers(self._store, board, lease.submission, unavailable)
-        return self._finish(lease, *scoring.state_of(results), results)
+        state, reason = scoring.ending(self._store, board, lease.submission, results)
+        return self._finish(lease, state, reason, results)
 
     def _finish(
         self, lease: work.Lease, state: State, reason: str, results: Sequence[work.NewResult] = ()

@@ -19,9 +19,10 @@ from sqlalchemy import text
 from turngym.sealed import read_seal_key
 from turngym_client import connect
 from turngym_leaderboard import playing, scoring, slot
-from turngym_leaderboard.agents import Fault, Reply, confined_checkpoint
+from turngym_leaderboard.agents import AgentOverran, Fault, Reply, confined_checkpoint
 from turngym_leaderboard.agents.checkpoint import CheckpointAgent
 from turngym_leaderboard.agents.scripted import RandomAgent
+from turngym_leaderboard.anew import TOLD
 from turngym_leaderboard.intake import IntakeLimits
 from turngym_leaderboard.playing import CannotPlay, ServersGone, check_board, due_parts, parts, play_submission
 from turngym_leaderboard.protocol import select_instances
@@ -198,6 +199,61 @@ def test_a_checkpoint_that_hangs_fails_with_the_reason_and_the_slot_goes_on(tmp_
         assert [row.state for row in submissions.of_board(store, board)] == ["scored", "scored", "failed"]
 
 
+def test_a_checkpoint_that_never_comes_to_a_turn_has_failed_on_a_board_of_any_size(
+    tmp_path, client, novice, monkeypatch
+):
+    monkeypatch.setattr(confined_checkpoint, "START_SECONDS", 0.5)
+    with open_store(tmp_path / "data") as store:
+        board = dealt_board(store, client, batch=5, environments=[{**LAKE, "instances": 2, "attempts": 1}])
+        submission = submitted(store, board, owners.create(store, "ann"))
+        template = upload(store, submission, novice) / "chat_template.jinja"
+        template.write_text("{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4 + template.read_text())
+        play_out(store, client)
+        failed = submissions.find(store, submission.public_id)
+        assert failed.state == "failed"
+        assert failed.reason == (
+            "none of its scored episodes got to a single turn; most often: overran: it did not answer within 0.5 s; "
+            "try it with `leaderboard evaluate`"
+        )
+        assert TOLD not in failed.description
+
+
+def test_overruns_count_when_a_sample_is_played_anew(tmp_path, client, monkeypatch):
+    class Overruns(Says):
+        """In its third part, and whenever it is started after that."""
+
+        started = 0
+
+        def start(self, seats, decoding):
+            self.started += 1
+            if self.started >= 3:
+                raise AgentOverran("overran: it ate")
+
+    agent = Overruns("Right")
+    monkeypatch.setattr(slot, "agent_of", lambda store, board, submission, config: nullcontext(agent))
+    monkeypatch.setattr(slot, "PLAYED", (Kind.CHECKPOINT,))
+    monkeypatch.setattr(work, "MOST_FAILURES", 2)
+    with open_store(tmp_path / "data") as store:
+        board = dealt_board(store, client, batch=2, environments=[{**LAKE, "instances": 4, "attempts": 1}])
+        submission = submitted(store, board, owners.create(store, "ann"))
+        # One part of the showcase and two of two scored episodes; anew the part in which it chose.
+        monkeypatch.setattr("turngym_leaderboard.anew.SHARE", 1.0)
+        play_out(store, client)
+        failed = submissions.find(store, submission.public_id)
+        assert (failed.state, failed.reason[:22]) == ("failed", "2 times it overran: it")
+
+
+def test_what_an_agent_raises_tells_its_owner_nothing_of_what_it_read(tmp_path, faulty):
+    with open_store(tmp_path / "data") as store:
+        board = dealt_board(store, faulty, environments=[FAULTY])
+        state, reason, _, _ = played_by(Says(ValueError("level: #_#")), store, faulty, board)
+        assert state is State.FAILED
+        assert reason == (
+            "none of its scored episodes got to a single turn; most often: ValueError; "
+            "try it with `leaderboard evaluate`"
+        )
+
+
 def test_a_submission_on_which_the_worker_itself_fails_is_not_played_for_ever(tmp_path, client, monkeypatch):
     def broken(store, board, submission, config):
         raise ZeroDivisionError
@@ -261,7 +317,7 @@ def played_by(agent, store, client, board):
     lease = claimed(store)
     unavailable = play_submission(client, store, lease, board, agent, lambda environment: None)
     results = scoring.numbers(store, board, submission, unavailable)
-    state, reason = scoring.state_of(results)
+    state, reason = scoring.ending(store, board, submission, results)
     kept = episodes.records(store, submission, board.environments[0].id)
     return state, reason, kept, results[0]
 
@@ -282,7 +338,9 @@ def test_what_an_agent_does_is_its_own_result(tmp_path, faulty, turn, outcome, f
     with open_store(tmp_path / "data") as store:
         board = dealt_board(store, faulty, environments=[FAULTY])
         state, reason, kept, result = played_by(Says("wait", turn), store, faulty, board)
-        assert (state, reason) == (State.SCORED, "")
+        told = fault.partition(":")[0]
+        blamed = f"4 of 4 scored episodes were ended by a fault of the agent's, most often: {told}"
+        assert (state, reason) == (State.SCORED, blamed if outcome == "agent_fault" else "")
         assert {record.outcome for record in kept} == {outcome}
         assert all(record.fault.startswith(fault) for record in kept)
         assert result.statistics.success.rate == float(turn in ("win", "stumble"))

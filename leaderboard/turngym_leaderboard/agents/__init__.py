@@ -6,10 +6,13 @@ see a seed, wherever it runs.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from turngym_client import Advice, Transition
 from turngym_leaderboard.protocol import Decoding
+
+OVERRAN: Final = "overran"
+"""The kind of fault that an `AgentOverran` tells, in the board's own words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from turngym.lifeline import describe_exit
 from turngym_leaderboard import confined
-from turngym_leaderboard.agents import AgentFault, AgentLost, AgentOverran, AgentUnavailable, Fault, Reply, Seat, View
+from turngym_leaderboard.agents import (
+    OVERRAN,
+    AgentFault,
+    AgentLost,
+    AgentOverran,
+    AgentUnavailable,
+    Fault,
+    Reply,
+    Seat,
+    View,
+)
 from turngym_leaderboard.protocol import Decoding
 
 MOST_KILLED: Final = 3
@@ -193,11 +203,11 @@ class ConfinedCheckpoint:
             self.close()
             _log.warning("%s: %s%s", self.name, ended, f": {ended.last_words}" if ended.last_words else "")
             if not ended.from_outside:
-                raise AgentOverran(f"overran: {ended}") from ended
+                raise AgentOverran(f"{OVERRAN}: {ended}") from ended
             self._killed[self._place] += 1
             if self._killed[self._place] >= MOST_KILLED:
                 raise AgentOverran(
-                    f"overran: {MOST_KILLED} times it was killed at this place; it takes more memory than there is"
+                    f"{OVERRAN}: {MOST_KILLED} times it was killed at this place; it takes more memory than there is"
                 ) from ended
             raise AgentLost(str(ended)) from ended
         if said.unavailable:

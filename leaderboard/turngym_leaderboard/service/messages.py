@@ -162,7 +162,7 @@ class Board(Answer):
 
 
 class Submission(Answer):
-    """An agent on a board. `episodes`: played so far, of `total`. `reason`: why it failed or is incomplete."""
+    """An agent on a board. `episodes`: played so far, of `total`. `reason`: why it ended as it did."""
 
     id: str
     board: str

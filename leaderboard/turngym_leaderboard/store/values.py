@@ -119,7 +119,7 @@ class Submission:
         id: the database's. public_id: in addresses.
         owner: None: the board itself, of its scripted rows.
         description: what it is, for the record; shown to whoever may see the submission.
-        reason: why it failed or is incomplete, or "".
+        reason: why it failed or is incomplete, or which faults of its own ended episodes, or "".
         episodes: played so far, of `total`.
         queued: when it was queued first; that is when it began to count against its owner's number.
     """
