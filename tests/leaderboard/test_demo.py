@@ -89,5 +89,8 @@ def test_a_demo_that_is_stopped_stops_its_server(tmp_path, number):
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(number)
-        assert process.wait(timeout=60) != 0
+        try:
+            assert process.wait(timeout=60) != 0
+        finally:
+            process.kill()
     assert not is_served(log)

@@ -7,9 +7,11 @@ import math
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from rich.console import Console
@@ -198,11 +200,12 @@ def test_the_live_view_outlives_its_server():
 
 def until(terminal: int, words: str) -> None:
     """Reads what a terminal shows until some words are there; none: until its program has ended."""
-    shown = b""
+    shown, ends = "", time.monotonic() + 60
     with contextlib.suppress(OSError):  # Linux's end of file.
-        while not words or words not in shown.decode(errors="replace"):
-            shown += os.read(terminal, 65_536)
-    assert words in shown.decode(errors="replace")
+        while (not words or words not in shown) and time.monotonic() < ends:
+            if select.select([terminal], [], [], 1.0)[0]:
+                shown = shown[-10_000:] + os.read(terminal, 65_536).decode(errors="replace")
+    assert words in shown
 
 
 async def test_somebody_else_there_is_one_line():
