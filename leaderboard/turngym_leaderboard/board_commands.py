@@ -35,7 +35,8 @@ Memory = Annotated[
     typer.Option(
         "--memory-gibibytes",
         min=0.0,
-        help="Of a checkpoint that plays, on cpu; 0: a slot's part of four fifths of the machine's.",
+        help="Of a checkpoint that plays, on cpu; 0: what one of its size needs, at most a slot's part of "
+        "four fifths of the machine's.",
     ),
 ]
 SecondsPerToken = Annotated[

@@ -251,6 +251,7 @@ def agent_of(store: Store, board: Board, submission: Submission, config: SlotCon
         store.folder(submission.public_id),
         name=submission.name,
         bounds=config.bounds,
+        conversations=board.definition.batch,
         device=config.device,
         threads=config.threads,
         most_tokens=board.definition.max_response_tokens,

@@ -51,7 +51,8 @@ class WorkerConfig:
         devices: where checkpoints run. slots: submissions played at once on each.
         threads: torch threads of each slot. A policy's choices depend on them in their last bits, so all workers of a
             board want the same number.
-        memory: bytes of a slot's checkpoint; 0: a slot's part of the machine's memory, less a fifth.
+        memory: bytes of a slot's checkpoint; 0: what one of its size needs, at most a slot's part of the machine's
+            memory, less a fifth.
         seconds_per_token: that a checkpoint may take for a turn, per token of its answers.
         intake: how much a submission may be.
         lease_seconds: after so long without a sign of life a submission is taken over.
@@ -79,7 +80,11 @@ class WorkerConfig:
         return SlotConfig(
             device=device,
             threads=self.threads,
-            bounds=Bounds(memory=self.memory or self._share(), seconds_per_token=self.seconds_per_token),
+            bounds=Bounds(
+                memory=self.memory or self._share(),
+                seconds_per_token=self.seconds_per_token,
+                by_size=not self.memory,
+            ),
             intake=self.intake,
             lease_seconds=self.lease_seconds,
             until_idle=self.until_idle,

@@ -24,6 +24,7 @@ from turngym_leaderboard.agents.checkpoint import CheckpointAgent
 from turngym_leaderboard.agents.confined_checkpoint import Bounds, ConfinedCheckpoint
 from turngym_leaderboard.agents.guarded import Guarded
 from turngym_leaderboard.protocol import Decoding
+from turngym_leaderboard.worker import WorkerConfig
 from turngym_trainer.policy import load_policy
 
 BOUNDS = Bounds(memory=1 << 30, seconds_per_token=5.0)
@@ -107,6 +108,22 @@ def test_what_somebody_else_killed_is_played_again_but_not_for_ever(folder, monk
         os.kill(agent._process._process.pid, signal.SIGSEGV)
         with pytest.raises(AgentOverran, match="signal SIGSEGV"):
             agent.act(views())
+
+
+def test_memory_follows_the_size_of_the_weights_up_to_what_there_is(tmp_path):
+    mebibyte, gibibyte = 1 << 20, 1 << 30
+    for name in ("model-1.safetensors", "model-2.safetensors"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(2 * mebibyte)
+    (tmp_path / "tokenizer.json").write_bytes(b"x" * mebibyte)
+    bounds = Bounds(memory=8 * gibibyte, seconds_per_token=5.0, by_size=True)
+    assert bounds.memory_of(tmp_path, 128) == 2 * gibibyte + (16 + 128 * 17) * mebibyte
+    assert Bounds(memory=8 * gibibyte, seconds_per_token=5.0).memory_of(tmp_path, 128) == 8 * gibibyte
+    with (tmp_path / "model-3.safetensors").open("wb") as file:
+        file.truncate(gibibyte)
+    assert bounds.memory_of(tmp_path, 128) == 8 * gibibyte
+    assert WorkerConfig(data=tmp_path, servers=()).slot("cpu").bounds.by_size
+    assert not WorkerConfig(data=tmp_path, servers=(), memory=gibibyte).slot("cpu").bounds.by_size
 
 
 def test_where_it_lies_is_not_told(tmp_path):

@@ -39,8 +39,14 @@ from turngym_leaderboard.protocol import Decoding
 
 MOST_KILLED: Final = 3
 """So often at one place of its play, being killed is what it brings about, as by taking all memory there is."""
-START_SECONDS: Final = 60.0
+START_SECONDS: Final = 20.0
 """For what is done before the first token: a chat template is filled in, texts are encoded."""
+_BASE_BYTES: Final = 2 << 30
+"""Of memory: torch, transformers and a tokenizer, with room to spare."""
+_WEIGHTS_TIMES: Final = 4
+"""Weights in float32 are up to twice their files, and there twice while they are loaded."""
+_CONVERSATION_BYTES: Final = 16 << 20
+"""Beside a quarter of its weights: what a model holds of each conversation, its cache and activations."""
 _LOAD_SECONDS: Final = 1_800.0
 """It has been loaded before, by the examination; a disk may be slower now."""
 _ENDS_WITHIN: Final = 5.0
@@ -58,19 +64,31 @@ class Bounds:
     """What a checkpoint may take.
 
     Attributes:
-        memory: bytes of its process, on a processor; 0: all there is. CUDA reserves what it may never take, so there
-            only the kernel bounds it, which ends this process before any other.
+        memory: bytes of its process, on a processor. CUDA reserves what it may never take, so there only the kernel
+            bounds it, which ends this process before any other.
+        by_size: it gets no more of that than a checkpoint of its size needs: `needed`.
         seconds_per_token: of a turn of all conversations together, per token that an answer may have; beside
             START_SECONDS.
     """
 
     memory: int
     seconds_per_token: float
+    by_size: bool = False
+
+    def memory_of(self, folder: Path, conversations: int) -> int:
+        """Bytes for the checkpoint of a folder that plays so many conversations at once."""
+        return min(self.memory, needed(folder, conversations)) if self.by_size else self.memory
+
+
+def needed(folder: Path, conversations: int) -> int:
+    """Bytes of memory that a checkpoint needs, by an estimate that no usual architecture comes near."""
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return _BASE_BYTES + _WEIGHTS_TIMES * weights + conversations * (_CONVERSATION_BYTES + weights // 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The first order: see `CheckpointAgent` for the rest. `memory`: 0: not bounded."""
+    """The first order: see `CheckpointAgent` for the rest. `memory`: as in `Bounds`."""
 
     folder: Path
     name: str
@@ -115,9 +133,20 @@ class ConfinedCheckpoint:
     wants_advice = False
 
     def __init__(
-        self, folder: Path, *, name: str, bounds: Bounds, device: str = "cpu", threads: int = 0, most_tokens: int = 0
+        self,
+        folder: Path,
+        *,
+        name: str,
+        bounds: Bounds,
+        conversations: int = 1,
+        device: str = "cpu",
+        threads: int = 0,
+        most_tokens: int = 0,
     ) -> None:
         """Loads it. Arguments as `CheckpointAgent` takes them.
+
+        Args:
+            conversations: that it plays at once.
 
         Raises:
             AgentUnavailable: it cannot be loaded, or not within its bounds.
@@ -129,7 +158,7 @@ class ConfinedCheckpoint:
             device=device,
             threads=threads,
             most_tokens=most_tokens,
-            memory=bounds.memory,
+            memory=bounds.memory_of(folder, conversations),
         )
         self._process: _Process | None = None
         self._killed = Counter[tuple[int, int]]()
