@@ -91,10 +91,19 @@ def new_command(
 
 @board.command("close")
 def close_command(data: Data, slug: Slug, database: Database = "") -> None:
-    """Ends a season: its secret is published, its episodes can be seen, and nothing more is submitted to it."""
+    """Ends a season: its secret is published, its episodes can be seen, and nothing more is submitted to it.
+
+    Uploads and remote agents that are not at their end have failed by that. Where a worker has still something to
+    finish, nothing more is submitted from now on, and the season is ended by the same command when that is done.
+    """
     with _board_store(data, database) as store:
+        from turngym_leaderboard.examining import discard
         from turngym_leaderboard.store import boards
 
+        for ended in boards.begin_closing(store, slug):
+            discard(store, ended.public_id)
+            owner = f" of {ended.owner.name}" if ended.owner else ""
+            tell(f"{ended.name}{owner} ({ended.public_id}): {ended.reason}")
         closed = boards.close(store, slug)
         Console().print(f"board {slug} is closed; its secret was {closed.secret}", soft_wrap=True, highlight=False)
 
@@ -107,7 +116,7 @@ def list_command(data: Data, database: Database = "") -> None:
 
         console = Console()
         for each in boards.every(store):
-            season = f"closed {each.closed:%Y-%m-%d}" if each.closed else "open"
+            season = f"closed {each.closed:%Y-%m-%d}" if each.closed else "ending" if each.closing else "open"
             table = Table(title=f"{each.slug}: {each.definition.title} ({season})", title_justify="left")
             for heading in ("submission", "name", "kind", "owner", "state", "episodes", "reason"):
                 table.add_column(heading, overflow="fold")

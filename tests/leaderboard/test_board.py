@@ -172,18 +172,26 @@ def test_the_commands_make_a_board_and_end_its_season(server, client, file, tmp_
     assert again.stderr == (
         "leaderboard: there is a board 'lakes-one' already; a new season needs another name for it\n"
     )
-    early = run("board", "close", data, "lakes-one")
-    assert (early.exit_code, "2 submissions of lakes-one are queued" in early.stderr) == (2, True)
     with open_store(data) as store:
-        play_out(store, client)
-        board = boards.find(store, "lakes-one")
-        failed = submissions.create(store, board, owners.create(store, "ann"), name="[red]", kind=Kind.CHECKPOINT)
+        board, ann = boards.find(store, "lakes-one"), owners.create(store, "ann")
+        failed, left = (
+            submissions.create(store, board, ann, name=name, kind=Kind.CHECKPOINT) for name in ("[red]", "[left]")
+        )
         for state in (State.VALIDATED, State.QUEUED, State.FAILED):
             submissions.set_state(store, failed.public_id, state, reason="no weights")
+    early = run("board", "close", data, "lakes-one")
+    assert early.exit_code == 2
+    told, refused = early.stderr.splitlines()
+    assert told == f"leaderboard: [left] of ann ({left.public_id}): the season ended before all of it had arrived"
+    assert re.search(
+        r"nothing more is submitted to lakes-one, but a worker has still to finish random \(\w+, queued\), ", refused
+    )
+    assert "lakes-one: Lakes (ending)" in run("board", "list", data).stdout
+    with open_store(data) as store:
+        play_out(store, client)
     listed = run("board", "list", data)
     assert re.search(r"oracle .* scored .* 10/10", listed.stdout)
     assert "[red]" in listed.stdout
-    assert "lakes-one: Lakes (open)" in listed.stdout
     retried = run("board", "retry", data, failed.public_id)
     assert retried.stdout == "[red] is queued; 0 of 10 episodes are played\n"
     with open_store(data) as store:

@@ -413,8 +413,12 @@ def test_only_its_owner_plays_a_submission_and_only_where_boards_take_it(tmp_pat
             for row in submissions.of_board(store, board):
                 if row.kind is Kind.SCRIPTED:
                     submissions.set_state(store, row.public_id, State.FAILED)
-            with pytest.raises(WrongState, match="2 submissions of lakes-one are queued or running"):
-                boards.close(store, board.slug)
+            assert boards.close(store, board.slug).secret == str(SECRET)
+            ended = ann.status(mine.id)
+            assert ended.state is State.FAILED
+            assert ended.reason.endswith("before its owner had played it to its end; 0 of 7 episodes were")
+            with pytest.raises(BoardError, match="the season ended before its owner had played it"):
+                ann.ask(mine.id)
         with (
             serving(store) as address,
             BoardClient(address, token_of(store, "ann")) as without,

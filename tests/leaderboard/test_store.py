@@ -175,16 +175,28 @@ def test_the_secret_is_told_when_the_season_is_closed(store, board, ann):
     assert board.secret is None
     assert str(SECRET) not in repr(board)
     assert board.secret_hash == boards.hash_of(str(SECRET))
-    with pytest.raises(WrongState, match="2 submissions of lakes-one are queued or running"):
+    part, whole = (SubmissionFile(name="a", size=2, sha256="0" * 64, received=received) for received in (1, 2))
+    early = submissions.create(store, board, ann, name="early", kind=Kind.CHECKPOINT, files=[part])
+    arrived = submissions.create(store, board, ann, name="arrived", kind=Kind.CHECKPOINT, files=[whole])
+    with pytest.raises(
+        WrongState, match=r"a worker has still to finish random \(\w+, queued\), oracle .*, arrived .*uploaded"
+    ):
         boards.close(store, "lakes-one")
+    with pytest.raises(WrongState, match="season of lakes-one is ending"):
+        submissions.create(store, board, ann, name="late", kind=Kind.CHECKPOINT)
+    with pytest.raises(WrongState, match="takes no more files"):
+        submissions.set_received(store, early.public_id, "a", 2)
+    assert boards.find(store, "lakes-one").secret is None
+    for state in (State.VALIDATED, State.QUEUED):  # It arrived in time, and is still played.
+        submissions.set_state(store, arrived.public_id, state)
     for row in submissions.of_board(store, board):
-        submissions.set_state(store, row.public_id, State.FAILED)
-    early = submissions.create(store, board, ann, name="early", kind=Kind.CHECKPOINT)
+        if row.state is not State.FAILED:
+            submissions.set_state(store, row.public_id, State.FAILED)
     closed = boards.close(store, "lakes-one")
     assert closed.secret == str(SECRET)
     assert boards.hash_of(closed.secret) == board.secret_hash
     assert boards.close(store, "lakes-one").closed == closed.closed
-    assert submissions.find(store, early.public_id).reason == "the season ended before it was queued"
+    assert submissions.find(store, early.public_id).reason == "the season ended before all of it had arrived"
     with pytest.raises(WrongState, match="season of lakes-one is over"):
         submissions.create(store, board, ann, name="late", kind=Kind.CHECKPOINT)
     with pytest.raises(WrongState, match="season of lakes-one is over"):
@@ -353,6 +365,7 @@ def test_an_older_database_is_brought_up_to_date(tmp_path):
             for statement in (
                 "ALTER TABLE submissions RENAME COLUMN failures TO idle_claims",
                 "ALTER TABLE submissions DROP COLUMN examined",
+                "ALTER TABLE boards DROP COLUMN closing",
                 "UPDATE submissions SET idle_claims = 4",
                 "UPDATE alembic_version SET version_num = '0002'",
             ):

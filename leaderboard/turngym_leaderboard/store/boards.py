@@ -3,8 +3,9 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Final
 
-from sqlalchemy import func, select
+from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -16,11 +17,11 @@ from turngym_leaderboard.store import reading
 from turngym_leaderboard.store.database import Store
 from turngym_leaderboard.store.errors import NotFound, Taken, WrongState
 from turngym_leaderboard.store.models import BoardRow, EnvironmentRow, InstanceRow, SubmissionRow
-from turngym_leaderboard.store.submissions import new_public_id
-from turngym_leaderboard.store.values import Board, Deal, Kind, State, Visibility
+from turngym_leaderboard.store.submissions import is_whole, lock_board, new_public_id
+from turngym_leaderboard.store.values import FINAL, Board, Deal, Kind, State, Submission, Visibility
 
-_UNFINISHED = (State.QUEUED, State.RUNNING)
-_UNTRIED = (State.UPLOADED, State.VALIDATED)
+_NAMED: Final = 5
+"""Submissions that a refusal names."""
 
 
 def create(store: Store, definition: BoardDefinition, secret: int, deals: Sequence[Deal]) -> Board:
@@ -134,28 +135,80 @@ def instance(store: Store, environment_id: int, draw: int) -> Instance:
         return reading.instance(row)
 
 
-def close(store: Store, slug: str) -> Board:
-    """Ends the season: the secret is published, nothing more is submitted, and what is not queued yet has failed.
+def begin_closing(store: Store, slug: str) -> list[Submission]:
+    """From now on nothing more is submitted to a board; what only its owner could bring to its end has failed.
+
+    That are uploads whose files are not all there, and remote agents that have not played all their episodes: those
+    are not scored, since some were never dealt. What a worker brings to its end stays.
+
+    Returns:
+        What has failed by this.
 
     Raises:
         NotFound: there is no such board.
-        WrongState: submissions are still played, or wait for it.
     """
     now = reading.utc_now()
     with store.writing() as session:
-        row = _row(session, slug)
-        waiting = session.scalar(
-            select(func.count()).where(SubmissionRow.board_id == row.id, SubmissionRow.state.in_(_UNFINISHED))
-        )
-        if waiting:
-            raise WrongState(f"{waiting} submissions of {slug} are queued or running; let a worker finish them first")
-        untried = select(SubmissionRow).where(SubmissionRow.board_id == row.id, SubmissionRow.state.in_(_UNTRIED))
-        for submission in session.scalars(untried):
-            submission.state, submission.reason = State.FAILED, "the season ended before it was queued"
-            submission.changed = submission.finished = now
-        row.closed = row.closed or now
+        board_id = _row(session, slug).id
+        lock_board(session, board_id)
+        session.execute(update(BoardRow).where(BoardRow.id == board_id, BoardRow.closing.is_(None)).values(closing=now))
+    # In a transaction of its own: whoever locks a submission and its board does so in this order.
+    with store.writing() as session:
+        of_it = (SubmissionRow.board_id == board_id, SubmissionRow.state.not_in(FINAL))
+        rows = session.scalars(
+            select(SubmissionRow).where(*of_it).order_by(SubmissionRow.id).with_for_update(of=SubmissionRow)
+        ).all()
+        whole = set(session.scalars(select(SubmissionRow.id).where(*of_it, is_whole())))
+        ended = list[SubmissionRow]()
+        for row in rows:
+            if reason := _left_by_its_owner(row, row.id in whole):
+                row.state, row.reason, row.changed, row.finished = State.FAILED, reason, now, now
+                ended.append(row)
         session.flush()
+        return [reading.submission(row) for row in ended]
+
+
+def close(store: Store, slug: str) -> Board:
+    """Ends the season, which begins by `begin_closing`: the secret is published, and nothing more is played.
+
+    Raises:
+        NotFound: there is no such board.
+        WrongState: submissions are still to be examined, played or scored by a worker.
+    """
+    begin_closing(store, slug)
+    with store.writing() as session:
+        board_id = _row(session, slug).id
+        lock_board(session, board_id)
+        waiting = session.scalars(
+            select(SubmissionRow)
+            .where(SubmissionRow.board_id == board_id, SubmissionRow.state.not_in(FINAL))
+            .order_by(SubmissionRow.id)
+        ).all()
+        if waiting:
+            named = ", ".join(f"{row.name} ({row.public_id}, {row.state.value})" for row in waiting[:_NAMED])
+            more = f" and {len(waiting) - _NAMED} more" if len(waiting) > _NAMED else ""
+            raise WrongState(
+                f"nothing more is submitted to {slug}, but a worker has still to finish {named}{more}; close it again "
+                "when that is done"
+            )
+        unclosed = (BoardRow.id == board_id, BoardRow.closed.is_(None))
+        session.execute(update(BoardRow).where(*unclosed).values(closed=reading.utc_now()))
+        row = _row(session, slug)
+        session.refresh(row)
         return reading.board(row)
+
+
+def _left_by_its_owner(row: SubmissionRow, whole: bool) -> str:
+    """Why a submission is brought to its end by nobody when its season ends; "": a worker does it."""
+    if row.state is State.RUNNING and row.kind is Kind.REMOTE and row.lease_until is None:
+        return (
+            f"the season ended before its owner had played it to its end; {row.episodes} of {row.total} episodes were"
+        )
+    if row.state is State.UPLOADED and not whole:
+        return "the season ended before all of it had arrived"
+    if row.state is State.VALIDATED and row.kind is not Kind.CHECKPOINT:
+        return "the season ended before it was queued"
+    return ""
 
 
 def hash_of(digits: str) -> str:

@@ -99,6 +99,8 @@ class TokenRow(Table):
 
 
 class BoardRow(Table):
+    """A board; `closing`: since when nothing more is submitted to it, `closed`: since when its secret is published."""
+
     __tablename__ = "boards"
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -107,6 +109,7 @@ class BoardRow(Table):
     secret: Mapped[str] = mapped_column(String(80))
     secret_hash: Mapped[str] = mapped_column(String(64))
     created: Mapped[datetime]
+    closing: Mapped[datetime | None]
     closed: Mapped[datetime | None]
 
     environments: Mapped[list["EnvironmentRow"]] = relationship(

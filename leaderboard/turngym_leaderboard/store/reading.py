@@ -59,6 +59,7 @@ def board(row: BoardRow) -> Board:
         secret_hash=row.secret_hash,
         secret=row.secret if row.closed is not None else None,
         created=row.created,
+        closing=row.closing,
         closed=row.closed,
         environments=tuple(
             Environment(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import and_, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -69,17 +69,19 @@ def create(
 
     Raises:
         Taken: there is a submission of this public id.
-        WrongState: the season is over, or too many of the owner's are open.
+        WrongState: the season is over or ending, or too many of the owner's are open.
         LimitReached: the owner has none left in it, knows its levels from a remote agent, or had MOST_REFUSED refused
             within a day.
         NoRoom: the files do not fit.
     """
     now = reading.utc_now()
     with store.writing() as session:
-        row = _board(session, board.id)
-        if row.closed is not None:
-            raise WrongState(f"the season of {row.slug} is over; nothing more is submitted to it")
         _one_after_the_other(session)
+        lock_board(session, board.id)
+        row = _board(session, board.id)
+        if row.closing is not None:
+            ends = "is over" if row.closed is not None else "is ending"
+            raise WrongState(f"the season of {row.slug} {ends}; nothing more is submitted to it")
         if public_id and session.scalar(select(SubmissionRow.id).where(SubmissionRow.public_id == public_id)):
             raise Taken(f"there is a submission {public_id} already")
         check_number(session, row, owner.id, kind)
@@ -170,18 +172,22 @@ def arrived(store: Store) -> list[Submission]:
     """Those that have all their files and are not queued yet, oldest first: UPLOADED ones to be examined, and VALIDATED
     ones, which a process that ended in between left there.
     """
-    files = select(FileRow).where(FileRow.submission_id == SubmissionRow.id)
-    whole = and_(files.exists(), ~files.where(FileRow.received < FileRow.size).exists())
     with store.reading() as session:
         rows = session.scalars(
             select(SubmissionRow)
             .where(
                 SubmissionRow.kind == Kind.CHECKPOINT,
-                or_(and_(SubmissionRow.state == State.UPLOADED, whole), SubmissionRow.state == State.VALIDATED),
+                or_(and_(SubmissionRow.state == State.UPLOADED, is_whole()), SubmissionRow.state == State.VALIDATED),
             )
             .order_by(SubmissionRow.id)
         )
         return [reading.submission(row) for row in rows]
+
+
+def is_whole() -> ColumnElement[bool]:
+    """Whether a submission has files, and all of them."""
+    files = select(FileRow).where(FileRow.submission_id == SubmissionRow.id)
+    return and_(files.exists(), ~files.where(FileRow.received < FileRow.size).exists())
 
 
 def abandoned(store: Store, age: timedelta) -> list[Submission]:
@@ -220,6 +226,7 @@ def set_state(store: Store, public_id: str, state: State, *, reason: str = "") -
         if state not in _SET or state not in NEXT[row.state]:
             raise WrongState(f"submission {public_id} is {row.state.value}; it cannot become {state.value}")
         if state is State.QUEUED:
+            lock_board(session, row.board_id)
             board = _board(session, row.board_id)
             if board.closed is not None:
                 raise WrongState(f"the season of {board.slug} is over; nothing more is played in it")

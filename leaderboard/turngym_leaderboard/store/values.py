@@ -63,6 +63,7 @@ class Board:
         slug: name and season; unique.
         secret_hash: SHA-256 in hexadecimal of the secret's decimal digits, published from the first day.
         secret: decimal digits; None until the season is closed.
+        closing: since when nothing more is submitted to it; workers may still play what there is.
     """
 
     id: int
@@ -71,6 +72,7 @@ class Board:
     secret_hash: str
     secret: str | None
     created: datetime
+    closing: datetime | None
     closed: datetime | None
     environments: tuple["Environment", ...]
 
