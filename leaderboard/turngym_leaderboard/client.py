@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Self, TypeVar, cast
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -276,13 +276,17 @@ class BoardClient:
         Args:
             at_once: episodes that the agent is shown together; each has to be answered in the board's time.
             progress: called with the number of episodes that have not ended.
+
+        Raises:
+            BoardError: the service refused, or the agent's answers are not one to each episode, each a text or a
+                sequence of actions; of such answers none is sent.
         """
         while (dealt := self.ask(id, at_once)).left:
             progress(dealt.left)
             going = dealt.episodes
             while going:
-                answers = agent(going)
-                played = [self._turn(id, *each) for each in zip(going, answers, strict=True)]
+                turns = _turns(going, agent(going))
+                played = [self._turn(id, *each) for each in zip(going, turns, strict=True)]
                 going = tuple(episode for episode in played if episode is not None)
         return self.status(id)
 
@@ -297,28 +301,23 @@ class BoardClient:
         Raises:
             BoardError: with status 409 where the episode is over or at another turn.
         """
-        try:
-            told = (
-                Turn(turn=turn, text=written) if isinstance(written, str) else Turn(turn=turn, actions=tuple(written))
-            )
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise BoardError(
-                f"the answer cannot be sent: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-            ) from error
-        body = told.model_dump(mode="json", exclude_none=True)
+        return self._answer(id, episode, _turn(episode, turn, written))
+
+    def _answer(self, id: str, episode: str, turn: Turn) -> Step:
+        body = turn.model_dump(mode="json", exclude_none=True)
         return _one(Step, self._call("POST", f"/submissions/{id}/play/{episode}", json=body))
 
-    def _turn(self, id: str, episode: RemoteEpisode, written: str | Sequence[str]) -> RemoteEpisode | None:
+    def _turn(self, id: str, episode: RemoteEpisode, turn: Turn) -> RemoteEpisode | None:
         """The episode after this answer; None: it is over, or not where it was thought to be."""
         try:
-            step = self.answer(id, episode.id, episode.turn, written)
+            step = self._answer(id, episode.id, turn)
         except BoardError as refusal:
             if refusal.status == HTTPStatus.CONFLICT:
                 return None
             raise
         if step.done:
             return None
+        written = turn.written
         text = written if isinstance(written, str) else episode.action_separator.join(written)
         return episode.model_copy(
             update={
@@ -423,6 +422,39 @@ class _Patience:
             raise refusal
         self._next = min(_LONGEST_WAIT, self._next * 2)
         time.sleep(seconds)
+
+
+def _turns(episodes: Sequence[RemoteEpisode], answers: object) -> list[Turn]:
+    """What an agent answered to these episodes, all of it. Raises BoardError."""
+    if isinstance(answers, (str, bytes)) or not isinstance(answers, Sequence):
+        raise BoardError(
+            f"the agent gave {_shown(answers)} to {len(episodes)} episodes; expected a sequence with an answer to each"
+        )
+    given = cast("Sequence[object]", answers)
+    if len(given) != len(episodes):
+        raise BoardError(f"the agent gave {len(given)} answers to {len(episodes)} episodes; expected one to each")
+    return [_turn(episode.id, episode.turn, answer) for episode, answer in zip(episodes, given, strict=True)]
+
+
+def _turn(episode: str, turn: int, written: object) -> Turn:
+    """An answer as it is sent. Raises BoardError."""
+    where = f"the answer to turn {turn} of episode {episode}"
+    if isinstance(written, str):
+        fields = {"text": written}
+    elif isinstance(written, Sequence) and not isinstance(written, (bytes, bytearray)):
+        fields = {"actions": tuple(cast("Sequence[object]", written))}
+    else:
+        raise BoardError(f"{where} is {_shown(written)}; expected a text, or a sequence of actions")
+    try:
+        return Turn.model_validate({"turn": turn, **fields}, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BoardError(f"{where} cannot be sent: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def _shown(value: object) -> str:
+    """A value as an error tells it."""
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 @contextmanager

@@ -170,7 +170,7 @@ def test_an_agent_is_told_what_it_reads_and_nothing_else(tmp_path, client):
         ]
         everything_told = dealt.text + step.text + str(read)
         assert not [secret for secret in hidden if secret in everything_told]
-        with pytest.raises(BoardError, match="the answer cannot be sent: text"):
+        with pytest.raises(BoardError, match=f"the answer to turn 1 of episode {first['id']} cannot be sent: text"):
             ann.answer(mine.id, first["id"], 1, "x" * 70_000)
 
 
@@ -183,6 +183,35 @@ def test_the_agent_of_the_readme_plays(tmp_path, client):
         exec(code, {"token": token_of(store, "ann")})
         [mine] = ann.submissions()
         assert (mine.name, mine.state, mine.episodes) == ("mine", State.QUEUED, EPISODES)
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        (lambda seen: [["Down"], ["Down"]], "the agent gave 2 answers to 3 episodes"),
+        (lambda seen: "Down", "the agent gave a str to 3 episodes"),
+        (lambda seen: None, "the agent gave None to 3 episodes"),
+        (lambda seen: [["Down"], ["Down"], None], "the answer to turn 0 of episode LAST is None; expected a text"),
+        (lambda seen: [["Down"], ["Down"], {"Down"}], "the answer to turn 0 of episode LAST is a set; expected a text"),
+        (lambda seen: [["Down"], ["Down"], [1]], "the answer to turn 0 of episode LAST cannot be sent: actions.0"),
+        (lambda seen: [["Down"], ["Down"], []], "the answer to turn 0 of episode LAST cannot be sent: actions"),
+        (lambda seen: [["Down"], ["Down"], b"Down"], "the answer to turn 0 of episode LAST is a bytes"),
+    ],
+)
+def test_of_answers_that_are_none_nothing_is_sent(begun, answers, told):
+    ann, mine = begun
+    with pytest.raises(BoardError) as refused:
+        ann.play_remote(mine.id, answers, at_once=3)
+    going = ann.ask(mine.id, 3).episodes
+    assert told.replace("LAST", going[-1].id) in str(refused.value)
+    assert [each.turn for each in going] == [0, 0, 0]
+
+
+@pytest.fixture(scope="module")
+def begun(client, tmp_path_factory):
+    """Somebody's connection, and a submission begun through it."""
+    with open_store(tmp_path_factory.mktemp("begun")) as store, offered(store, client) as ann:
+        yield ann, ann.begin_remote(dealt_board(store, client, **SEALED).slug, name="mine")
 
 
 def test_the_order_of_dealing_tells_nothing_of_the_draws(tmp_path, client):
