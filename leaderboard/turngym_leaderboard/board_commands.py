@@ -243,6 +243,7 @@ def worker_command(
 ) -> None:
     """Plays what is submitted to the boards of a folder, and scores it; may be stopped or killed at any moment."""
     with needs_board():
+        from turngym_leaderboard.endpoints import load_endpoints, warn_of_unowned
         from turngym_leaderboard.intake import GIBIBYTE, IntakeLimits
         from turngym_leaderboard.store import StoreError
         from turngym_leaderboard.worker import WorkerConfig, run_worker, start_logging
@@ -263,6 +264,8 @@ def worker_command(
         endpoints=endpoints,
     )
     with one_line_errors(StoreError, ValueError):
+        if endpoints is not None:
+            warn_of_unowned(load_endpoints(endpoints))
         connected(server).close()  # An address that is none is told here, not by every slot.
         code = run_worker(config)
     if code:

@@ -16,15 +16,16 @@ when it plays, and by nobody else.
 """
 
 import difflib
+import logging
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from turngym_leaderboard.agents import AgentUnavailable
-from turngym_leaderboard.agents.chat_completions import EndpointSettings, completions_url
+from turngym_leaderboard.agents.chat_completions import EndpointSettings, completions_url, read_key
 from turngym_leaderboard.agents.endpoint import EndpointAgent
 from turngym_leaderboard.boards import Slug
 
@@ -51,6 +52,8 @@ class RegisteredEndpoint(EndpointSettings):
 
 Endpoints = Mapping[str, RegisteredEndpoint]
 """By the names that they are submitted by."""
+
+_log: Final = logging.getLogger(__name__)
 
 _FILE = TypeAdapter(dict[Slug, RegisteredEndpoint])
 
@@ -84,6 +87,22 @@ def load_endpoints(file: Path) -> Endpoints:
     return {name: _beside(file, each) for name, each in found.items()}
 
 
+def check_keys(endpoints: Endpoints) -> None:
+    """Reads the keys of all endpoints, for whoever plays them. Raises EndpointsError where one is not there."""
+    for name, endpoint in endpoints.items():
+        try:
+            read_key(endpoint, completions_url(endpoint.url))
+        except ValueError as error:
+            raise EndpointsError(f"endpoint {name!r} cannot be played: {error}") from error
+
+
+def warn_of_unowned(endpoints: Endpoints) -> None:
+    """Logs which endpoints nobody but admins may submit, as when their owners were forgotten."""
+    for name, endpoint in endpoints.items():
+        if not endpoint.owners:
+            _log.warning('endpoint %r has no owners, so only admins may submit it; name them as owners = ["…"]', name)
+
+
 def registered_agent(endpoints: Endpoints, name: str, registered_as: str, most_tokens: int) -> EndpointAgent:
     """The agent of a submission.
 
@@ -92,7 +111,8 @@ def registered_agent(endpoints: Endpoints, name: str, registered_as: str, most_t
         most_tokens: that it may write in a turn, whatever its settings allow.
 
     Raises:
-        AgentUnavailable: it is not registered here, or its key is not where the file says.
+        AgentUnavailable: it is not registered here, or its key is not where the file says; where that is stands in the
+            log, and is no submitter's business.
     """
     endpoint = endpoints.get(registered_as)
     if endpoint is None:
@@ -101,7 +121,14 @@ def registered_agent(endpoints: Endpoints, name: str, registered_as: str, most_t
             "queue the submission again"
         )
     settings = endpoint.model_copy(update={"max_tokens": min(endpoint.max_tokens, most_tokens)})
-    return EndpointAgent(endpoint.url, settings, name=name)
+    try:
+        return EndpointAgent(endpoint.url, settings, name=name, known_as=f"endpoint:{registered_as}")
+    except AgentUnavailable as error:
+        _log.error("endpoint %r cannot be played: %s", registered_as, error)
+        raise AgentUnavailable(
+            f"the board's worker has no key for endpoint {registered_as!r}; its operator finds more in the worker's "
+            "log, and can queue the submission again"
+        ) from error
 
 
 def _beside(file: Path, endpoint: RegisteredEndpoint) -> RegisteredEndpoint:

@@ -93,7 +93,7 @@ def serve_command(
 ) -> None:
     """Serves the boards of a folder: pages, the API under /api/v1 (described at /api/v1/docs), and a worker."""
     with needs_board():
-        from turngym_leaderboard.endpoints import load_endpoints
+        from turngym_leaderboard.endpoints import check_keys, load_endpoints, warn_of_unowned
         from turngym_leaderboard.intake import GIBIBYTE, IntakeLimits
         from turngym_leaderboard.remote.keeper import kept
         from turngym_leaderboard.remote.proxy import Proxy, Times
@@ -102,7 +102,8 @@ def serve_command(
         from turngym_leaderboard.service.state import RateLimits
         from turngym_leaderboard.service.worker_process import kept_running
         from turngym_leaderboard.store import StoreError, open_store
-        from turngym_leaderboard.worker import WorkerConfig
+        from turngym_leaderboard.worker import WorkerConfig, start_logging
+    start_logging()
     if worker and not server:
         fail("a worker needs --server HOST:PORT of an environment server; --no-worker serves without one")
     limits = IntakeLimits(max_bytes=int(max_gibibytes * GIBIBYTE))
@@ -120,6 +121,10 @@ def serve_command(
     signal.signal(signal.SIGTERM, _end)
     with one_line_errors(StoreError, ValueError), ExitStack() as stack:
         registered = load_endpoints(endpoints) if endpoints is not None else None
+        if registered is not None:
+            warn_of_unowned(registered)
+            if worker:
+                check_keys(registered)
         store = stack.enter_context(open_store(data, database))
         if worker:
             work = WorkerConfig(

@@ -23,7 +23,7 @@ from typing import Final, NoReturn
 from turngym.sealed import read_seal_key
 from turngym_client import connect
 from turngym_leaderboard.agents.confined_checkpoint import Bounds
-from turngym_leaderboard.endpoints import load_endpoints
+from turngym_leaderboard.endpoints import check_keys, load_endpoints
 from turngym_leaderboard.intake import IntakeLimits
 from turngym_leaderboard.slot import Slot, SlotConfig, Stopped
 from turngym_leaderboard.store import open_store
@@ -105,9 +105,9 @@ def run_worker(config: WorkerConfig) -> int:
 
     Raises:
         StoreError: the database cannot be opened.
-        OSError, ValueError: the seal key or the endpoints cannot be read.
+        OSError, ValueError: the seal key, the endpoints or their keys cannot be read.
     """
-    config.slot("cpu")
+    check_keys(config.slot("cpu").endpoints)
     with open_store(config.data, config.database):
         pass  # Made and migrated before any slot needs it.
     devices = {f"{device}/{k}": device for device in config.devices for k in range(config.slots)}

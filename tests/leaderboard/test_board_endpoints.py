@@ -51,7 +51,7 @@ def test_an_endpoint_is_submitted_by_name_and_shown_with_its_costs(store, client
         endpoints = load_endpoints(registered(tmp_path, chat.url))
         with serving(store, endpoints=endpoints) as address, BoardClient(address, token_of(store, "ann")) as ann:
             [offered] = ann.endpoints()
-            assert (offered.name, offered.url, offered.model) == ("small", chat.url, "small-1")
+            assert (offered.name, offered.url, offered.model) == ("small", None, "small-1")
             monkeypatch.setenv("TURNGYM_BOARD_TOKEN", ann._http.headers["authorization"].split()[1])
             done = CliRunner().invoke(
                 app, ["submit", "endpoint:small", "--name", "mine", "--public", "--board", address]
@@ -69,7 +69,7 @@ def test_an_endpoint_is_submitted_by_name_and_shown_with_its_costs(store, client
             assert told.description == {
                 "kind": "endpoint",
                 "endpoint": "small",
-                "url": chat.url + "/chat/completions",
+                "url": "endpoint:small",
                 "model": "small-1",
                 "context": "all turns",
                 "instructions": "environment",
@@ -100,7 +100,8 @@ def test_who_may_submit_an_endpoint_is_in_the_file(tmp_path, client):
                     assert refused.value.status == 404
             for token in (ann, root):
                 with BoardClient(address, token) as theirs:
-                    assert len(theirs.endpoints()) == 1
+                    [offered] = theirs.endpoints()
+                    assert offered.url == ("http://127.0.0.1:1/v1" if token == root else None)
                     made = theirs.submit_endpoint("small", board.slug, name="x", visibility=Visibility.PRIVATE)
                     assert made.state is State.QUEUED
             with BoardClient(address, ann) as theirs:
@@ -188,12 +189,15 @@ def test_submissions_of_one_endpoint_are_played_one_after_the_other(store, datab
     ("registered_as", "harm", "told"),
     [
         ("gone", lambda folder: None, "no endpoint 'gone' is registered with the board's worker"),
-        ("small", lambda folder: (folder / "small.key").unlink(), "small.key cannot be read"),
+        ("small", lambda folder: (folder / "small.key").unlink(), "the board's worker has no key for endpoint 'small'"),
         ("small", lambda folder: None, "answered none of its first requests"),
     ],
 )
 def test_an_endpoint_that_cannot_be_had_has_failed_with_the_reason(tmp_path, client, registered_as, harm, told):
-    with open_store(tmp_path / "data") as store, ChatServer(lambda asked: refuses("401 Unauthorized")) as chat:
+    with (
+        open_store(tmp_path / "data") as store,
+        ChatServer(lambda asked: refuses("401 Unauthorized", message="127.0.0.1 refuses it")) as chat,
+    ):
         board = dealt_board(store, client, **SMALL)
         endpoints = load_endpoints(registered(tmp_path, chat.url))
         harm(tmp_path)
@@ -202,7 +206,9 @@ def test_an_endpoint_that_cannot_be_had_has_failed_with_the_reason(tmp_path, cli
         failed = submissions.find(store, submission.public_id)
         assert failed.state is State.FAILED
         assert told in failed.reason
-        assert KEY not in failed.reason
+        assert not any(hidden in failed.reason for hidden in (KEY, str(tmp_path), chat.url, "127.0.0.1"))
+        # Nothing was played, so it may be mended and tried as often as there is.
+        assert submissions.left_in_season(store, board, submission.owner) == board.definition.submissions_per_owner
 
 
 @pytest.mark.parametrize(
@@ -228,3 +234,15 @@ def test_a_file_that_registers_nothing_says_why(tmp_path, text, told):
         load_endpoints(file)
     done = CliRunner().invoke(app, ["worker", str(tmp_path / "data"), "--server", "x:1", "--endpoints", str(file)])
     assert (done.exit_code, "Traceback" in done.output) == (2, False)
+
+
+def test_a_worker_without_an_endpoints_key_does_not_start_and_forgotten_owners_are_told(tmp_path, caplog):
+    file = registered(tmp_path, "http://127.0.0.1:1/v1", '[large]\nmodel = "large"\nurl = "http://127.0.0.1:1/v1"')
+    (tmp_path / "small.key").unlink()
+    for command in ("worker", "serve"):
+        caplog.clear()
+        arguments = [command, str(tmp_path / "data"), "--server", "127.0.0.1:1", "--endpoints", str(file)]
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 2
+        assert "endpoint 'small' cannot be played: the key's file" in done.output
+        assert [record.getMessage()[:31] for record in caplog.records] == ["endpoint 'large' has no owners,"]

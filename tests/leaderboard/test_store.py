@@ -12,7 +12,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from small_boards import SECRET, deal, definition, episode, submitted
-from sqlalchemy import text
+from sqlalchemy import text, update
 from sqlalchemy.exc import DBAPIError
 
 from turngym_leaderboard.store import (
@@ -29,7 +29,7 @@ from turngym_leaderboard.store import (
     submissions,
     work,
 )
-from turngym_leaderboard.store.models import Table
+from turngym_leaderboard.store.models import SubmissionRow, Table
 from turngym_leaderboard.store.values import Kind, Role, State, SubmissionFile, Visibility
 
 NOW = datetime(2026, 12, 1, 12, tzinfo=UTC)
@@ -237,10 +237,19 @@ def test_an_owner_has_so_many_scored_submissions_a_season(store, board, ann):
     with pytest.raises(LimitReached, match="2 submissions of an owner"):
         submissions.create(store, board, ann, name="third", kind=Kind.CHECKPOINT)
     assert submissions.left_in_season(store, board, ann) == 0
-    submissions.set_state(store, first.public_id, State.FAILED, reason="withdrawn")
-    with pytest.raises(LimitReached):
-        submissions.create(store, board, ann, name="third", kind=Kind.CHECKPOINT)
+    submissions.set_state(store, first.public_id, State.FAILED, reason="its endpoint has no key")
+    assert submissions.left_in_season(store, board, ann) == 1
     assert submissions.set_state(store, first.public_id, State.QUEUED).queued == first.queued
+    assert submissions.left_in_season(store, board, ann) == 0
+    submissions.set_state(store, first.public_id, State.FAILED, reason="its endpoint has no key")
+    third = submitted(store, board, ann)
+    with pytest.raises(LimitReached, match="2 submissions of an owner"):
+        submissions.set_state(store, first.public_id, State.QUEUED)
+    with store.writing() as session:  # An episode of it was played.
+        session.execute(update(SubmissionRow).where(SubmissionRow.id == third.id).values(episodes=1))
+    submissions.set_state(store, third.public_id, State.FAILED, reason="withdrawn")
+    assert submissions.left_in_season(store, board, ann) == 0
+    submissions.set_state(store, third.public_id, State.QUEUED)
     submitted(store, board, owners.create(store, "bob"))
 
 
@@ -385,7 +394,7 @@ def test_an_owner_has_so_many_refused_a_day(store, board, ann):
         first = refused()
     withdrawn = submissions.create(store, board, owners.create(store, "bob"), name="mine", kind=Kind.CHECKPOINT)
     submissions.set_state(store, withdrawn.public_id, State.FAILED, reason="withdrawn")
-    with pytest.raises(LimitReached, match="10 of your submissions were refused within a day"):
+    with pytest.raises(LimitReached, match="10 of your submissions failed within a day before an episode was played"):
         submissions.create(store, board, ann, name="mine", kind=Kind.CHECKPOINT)
     with pytest.raises(WrongState, match="is failed; it is not examined any more"):
         submissions.begin_examination(store, first.public_id)

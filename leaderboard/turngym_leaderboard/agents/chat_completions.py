@@ -209,9 +209,18 @@ def read_key(settings: EndpointSettings, url: str) -> str:
 class ChatCompletions:
     """A server, a model and a key. Nothing is kept open between calls of `session`."""
 
-    def __init__(self, url: str, settings: EndpointSettings) -> None:
-        """Reads the key. Raises ValueError as `completions_url` and `read_key` do."""
+    def __init__(self, url: str, settings: EndpointSettings, *, hides_address: bool = False) -> None:
+        """Reads the key.
+
+        Args:
+            hides_address: from what is told of failures.
+
+        Raises:
+            ValueError: as `completions_url` and `read_key` do.
+        """
         self.url = completions_url(url)
+        parts = urlsplit(self.url)
+        self._hidden_places = (parts.netloc, parts.hostname or parts.netloc) if hides_address else ()
         self.settings = settings
         self._key = read_key(settings, self.url)
         self._pace = Pace(settings.requests_per_minute, settings.tokens_per_minute)
@@ -351,7 +360,9 @@ class ChatCompletions:
         )
 
     def _hidden(self, text: str) -> str:
-        """A text of the server's without the key."""
+        """A text of the server's, or of a library about it, without the key."""
+        for place in self._hidden_places:
+            text = text.replace(place, "[address]")
         return text.replace(self._key, "[key]") if self._key else text
 
 

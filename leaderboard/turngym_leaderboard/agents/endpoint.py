@@ -55,20 +55,22 @@ class EndpointAgent:
     wants_legal_actions = False
     wants_advice = False
 
-    def __init__(self, url: str, settings: EndpointSettings, *, name: str) -> None:
+    def __init__(self, url: str, settings: EndpointSettings, *, name: str, known_as: str = "") -> None:
         """Reads the key; the server is not asked yet.
 
         Args:
             url: of the server, such as http://localhost:8000/v1.
+            known_as: what is told instead of the address, which is then told to nobody; "": it is.
 
         Raises:
             AgentUnavailable: the address is none, or there is no key where the settings say.
         """
         self.name = name
         try:
-            self._chat = ChatCompletions(url, settings)
+            self._chat = ChatCompletions(url, settings, hides_address=bool(known_as))
         except ValueError as error:
             raise AgentUnavailable(f"endpoint {name!r}: {error}") from error
+        self._known_as = known_as or self._chat.url
         self._settings = settings
         self._decoding = SAMPLED
         self._conversations: list[_Conversation] = []
@@ -79,7 +81,7 @@ class EndpointAgent:
     def description(self) -> dict[str, str]:
         told = {
             "kind": "endpoint",
-            "url": self._chat.url,
+            "url": self._known_as,
             "model": self._settings.model,
             "context": "all turns",
             "instructions": "environment",
@@ -132,7 +134,7 @@ class EndpointAgent:
             if failures[-1].everybody or failures[-1].unreached:
                 break
         raise AgentUnavailable(
-            f"endpoint {self.name!r} answered none of its first requests to {self._chat.url} "
+            f"endpoint {self.name!r} answered none of its first requests to {self._known_as} "
             f"(model {self._settings.model!r}): {failures[-1]}"
         ) from failures[-1]
 

@@ -23,9 +23,9 @@ router: Final = APIRouter(
 
 @router.get("/endpoints")
 def list_endpoints(service: ServiceOf, owner: OwnerOf, caller: CallerOf) -> list[messages.Endpoint]:
-    """The endpoints that the caller may submit."""
+    """The endpoints that the caller may submit; where they are is told to admins."""
     return [
-        messages.Endpoint(name=name, url=each.url, model=each.model)
+        messages.Endpoint(name=name, url=each.url if caller.viewer.admin else None, model=each.model)
         for name, each in service.endpoints.items()
         if _may_submit(caller, each)
     ]

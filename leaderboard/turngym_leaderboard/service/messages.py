@@ -236,10 +236,10 @@ class Episode(Answer):
 
 
 class Endpoint(Answer):
-    """A model behind a server, by the name that it is submitted by."""
+    """A model behind a server, by the name that it is submitted by. `url`: null for whoever is no admin."""
 
     name: str
-    url: str
+    url: str | None
     model: str
 
 

@@ -28,10 +28,12 @@ from turngym_leaderboard.store.values import (
 )
 
 MOST_REFUSED: Final = 10
-"""Submissions of an owner that are examined in vain within REFUSED_WITHIN, so that nobody keeps the workers busy."""
+"""Submissions of an owner that are tried in vain within REFUSED_WITHIN, so that nobody keeps the workers busy."""
 REFUSED_WITHIN: Final = timedelta(days=1)
 _BEGINNING: Final = 0x7475726F
 """Of PostgreSQL's advisory locks: only one submission is begun at a time."""
+_TRIED: Final = func.coalesce(SubmissionRow.examined, SubmissionRow.queued)
+"""When workers began to have work with a submission; NULL: not yet."""
 _SET: Final = frozenset({State.VALIDATED, State.QUEUED, State.FAILED})
 """States that are not a worker's to give."""
 
@@ -218,7 +220,7 @@ def set_state(store: Store, public_id: str, state: State, *, reason: str = "") -
         NotFound: there is no such submission.
         WrongState: this state does not follow from its present one, or its season is over.
         LimitReached: it would be queued, and its owner has none left in the season. Queued again, it does not count
-            again.
+            again, unless it did not count because it had failed before its first episode.
     """
     now = reading.utc_now()
     with store.writing() as session:
@@ -234,7 +236,7 @@ def set_state(store: Store, public_id: str, state: State, *, reason: str = "") -
                 raise WrongState(f"submission {public_id} was played by its owner; what came of that stays as it is")
             if row.state is State.FAILED and row.queued is None:
                 raise WrongState(f"submission {public_id} was never found sound: {row.reason}; submit it anew")
-            if row.queued is None and row.owner_id is not None:
+            if row.owner_id is not None and (row.queued is None or _costs_nothing(row)):
                 check_number(session, board, row.owner_id, row.kind)
             row.queued, row.finished, row.failures = row.queued or now, None, 0
         if state in FINAL:
@@ -307,16 +309,16 @@ def _check_refused(session: Session, owner_id: int, now: datetime) -> None:
     examined = (
         SubmissionRow.owner_id == owner_id,
         SubmissionRow.state == State.FAILED,
-        SubmissionRow.queued.is_(None),
-        SubmissionRow.examined > now - REFUSED_WITHIN,
+        SubmissionRow.episodes == 0,
+        _TRIED.between(now - REFUSED_WITHIN, now),
     )
-    times = list(session.scalars(select(SubmissionRow.examined).where(*examined).order_by(SubmissionRow.examined)))
+    times = list(session.scalars(select(_TRIED).where(*examined).order_by(_TRIED)))
     if len(times) >= MOST_REFUSED:
         again = times[-MOST_REFUSED]
-        assert again is not None
         raise LimitReached(
-            f"{len(times)} of your submissions were refused within a day; look at their reasons, try the checkpoint "
-            f"with `leaderboard evaluate`, and submit it after {again + REFUSED_WITHIN:%Y-%m-%d %H:%M} UTC"
+            f"{len(times)} of your submissions failed within a day before an episode was played; look at their "
+            "reasons, try the agent with `leaderboard evaluate`, and submit it after "
+            f"{again + REFUSED_WITHIN:%Y-%m-%d %H:%M} UTC"
         )
 
 
@@ -382,11 +384,18 @@ def lock_board(session: Session, board_id: int) -> None:
     session.execute(select(BoardRow.id).where(BoardRow.id == board_id).with_for_update())
 
 
+def _costs_nothing(row: SubmissionRow) -> bool:
+    """Whether a submission that was queued does not count, as `_counted` has it."""
+    return row.state is State.FAILED and not row.episodes and row.kind is not Kind.REMOTE
+
+
 def _counted(session: Session, board_id: int, owner_id: int, kind: Kind | None = None) -> int:
     where = [
         SubmissionRow.board_id == board_id,
         SubmissionRow.owner_id == owner_id,
         SubmissionRow.queued.is_not(None),
+        # What failed before its first episode showed its owner nothing; of a remote agent even a level that was dealt.
+        or_(SubmissionRow.state != State.FAILED, SubmissionRow.episodes > 0, SubmissionRow.kind == Kind.REMOTE),
     ]
     if kind is not None:
         where.append(SubmissionRow.kind == kind)
