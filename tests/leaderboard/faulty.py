@@ -1,5 +1,6 @@
 """An environment that fails on purpose: `--env faulty:Faulty` with this folder importable."""
 
+import time
 from typing import ClassVar
 
 from turngym_server.environment import ActionResult, Environment, Limits, Options, Start, register
@@ -15,7 +16,9 @@ from turngym_server.rng import Rng
     limits=Limits(max_turns=3, max_actions=3, max_actions_per_turn=1),
 )
 class Faulty(Environment[Options]):
-    """`win` wins, `crash` raises always, `stumble` raises once on each level, `shrug` ends without a verdict."""
+    """`win` wins, `linger` does so after a while, `crash` raises always, `stumble` raises once on each level,
+    `shrug` ends without a verdict.
+    """
 
     stumbled: ClassVar[set[int]] = set()
 
@@ -31,9 +34,11 @@ class Faulty(Environment[Options]):
         if action == "crash" or (action == "stumble" and self.number not in self.stumbled):
             self.stumbled.add(self.number)
             raise RuntimeError("as told")
+        if action == "linger":
+            time.sleep(1.0)
         if action == "shrug":
             return ActionResult("Who knows.", 0.0, terminated=True, success=None)
-        won = action in ("win", "stumble")
+        won = action in ("win", "linger", "stumble")
         return ActionResult("So be it.", float(won), terminated=won, success=won)
 
     def world(self) -> bytes:

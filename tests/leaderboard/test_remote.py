@@ -1,6 +1,7 @@
 """Agents that play through a board's service: over real connections, against a real environment server."""
 
 import hashlib
+import json
 import os
 import re
 import signal
@@ -212,6 +213,39 @@ def begun(client, tmp_path_factory):
     """Somebody's connection, and a submission begun through it."""
     with open_store(tmp_path_factory.mktemp("begun")) as store, offered(store, client) as ann:
         yield ann, ann.begin_remote(dealt_board(store, client, **SEALED).slug, name="mine")
+
+
+def test_the_http_of_the_readme_plays(tmp_path, client):
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    [told] = re.findall(r"<!-- test: remote http -->\n```console\n(.*?)```", readme, re.DOTALL)
+    setting, key, *calls = [line.removeprefix("$ ") for line in told.splitlines()]
+    with open_store(tmp_path) as store, offered(store, client) as ann:
+        board = dealt_board(store, client, **SEALED)
+        (tmp_path / "alice.token").write_text(token_of(store, "ann") + "\n")
+        names = {"http://127.0.0.1:8000": ann._url, "lakes-2026-winter": board.slug}
+
+        def call(line):
+            for name, now in names.items():
+                line = line.replace(name, now)
+            script = f"{setting.replace('http://127.0.0.1:8000', ann._url)}\n{key}\n{line}"
+            ran = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+            return json.loads(ran.stdout)
+
+        begin, ask, answer = calls
+        names["ID"] = call(begin)["id"]
+        dealt = call(ask)
+        assert (len(dealt["episodes"]), dealt["left"]) == (board.definition.batch, EPISODES)
+        names["EPISODE"] = dealt["episodes"][0]["id"]
+        assert call(answer)["turn"] == 1
+        path, body = f"/api/v1/boards/{board.slug}/remote", {"name": "mine"}
+        for headers, says in (
+            ({}, "it is missing; expected 22 to 64"),
+            ({"Idempotency-Key": "1"}, "it cannot be used"),
+        ):
+            refused = ann._http.post(path, json=body, headers=headers)
+            assert (refused.status_code, says in refused.text) == (422, True)
+        refused = ann._http.post(path, json={"nmae": "mine"}, headers={"Idempotency-Key": "k" * 22})
+        assert "body.nmae: there is no such key" in refused.text
 
 
 def test_the_order_of_dealing_tells_nothing_of_the_draws(tmp_path, client):
@@ -483,11 +517,12 @@ def test_while_no_server_answers_no_time_runs_and_nothing_is_lost(tmp_path):
             impatient = BoardClient(ann._url, token_of(store, "ann"), patience=0)
             mine = ann.begin_remote(board.slug, name="mine")
             episode, *_ = ann.ask(mine.id, 2).episodes
-            ann.answer(mine.id, episode.id, 0, ["Down"])
+            first = ann.answer(mine.id, episode.id, 0, ["Down"])
             running.kill()
             with impatient, pytest.raises(BoardError, match="no environment server can play this now") as refused:
                 impatient.answer(mine.id, episode.id, 1, ["Right"])
             assert refused.value.status == 503
+            assert ann.answer(mine.id, episode.id, 0, ["Down"]).observation == first.observation
             run_out_of_time(store)
             wait_until(lambda: not remote.overdue(store, datetime.now(UTC)))
             assert remote.find(store, submissions.find(store, mine.id), episode.id).ended is None
@@ -542,6 +577,28 @@ def test_what_an_environment_does_is_told_as_for_every_agent(tmp_path, faulty, s
         found = [record for _, record, _ in episodes_of(store, board)]
         assert {record.outcome for record in found} == {outcome}
         assert {record.success for record in found} == {None if outcome == "unresolved" else says in ("win", "stumble")}
+
+
+def test_an_answer_whose_submission_ends_while_it_is_played_is_refused(tmp_path, faulty):
+    made = {"environments": [FAULTY], "batch": 4}
+    with open_store(tmp_path) as store:
+        deals = deal_board(faulty, definition(**made), SECRET)
+        board = boards.create(store, definition(sealed=True, **made), SECRET, deals)
+        with offered(store, faulty) as ann, BoardClient(ann._url, token_of(store, "ann")) as another:
+            mine = ann.begin_remote(board.slug, name="mine")
+            [episode] = ann.ask(mine.id).episodes
+
+            def withdraw():
+                wait_until(lambda: remote.find(store, submissions.find(store, mine.id), episode.id).turns)
+                another.withdraw(mine.id)
+
+            withdrawing = threading.Thread(target=withdraw)
+            withdrawing.start()
+            for _ in range(2):
+                with pytest.raises(BoardError, match="is failed: withdrawn; it is not played now") as refused:
+                    ann.answer(mine.id, episode.id, 0, ["linger"])
+                assert refused.value.status == 409
+            withdrawing.join()
 
 
 def test_sealed_seeds_go_on_over_a_new_service_and_a_new_server(tmp_path):

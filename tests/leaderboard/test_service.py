@@ -180,7 +180,7 @@ def test_a_part_that_does_not_fit_is_refused_with_what_to_do(calling):
         ({"name": "a\nb"}, "expected one line of printable characters"),
         ({"name": ""}, "at least 1 character"),
         ({"files": announcement()["files"] * 2}, "a file is announced twice"),
-        ({"evil": 1}, "Extra inputs are not permitted"),
+        ({"evil": 1}, "body.evil: there is no such key"),
         ({"visibility": "admins"}, "'private' or 'public'"),
     ],
 )

@@ -151,18 +151,23 @@ class Proxy:
 
         Raises:
             NotFound: there is no such episode.
-            WrongState: it is over, its time ran out, it is at another turn, or this one was answered otherwise.
+            WrongState: it is over, its time ran out, it is at another turn, this one was answered otherwise, or its
+                submission was ended meanwhile.
             ServersAway: the answer is kept, and will be played.
         """
         arrived = _now()
+        episode = remote.find(self._store, submission, public_id)
+        if turn < len(episode.played):
+            # No environment server is asked, nor waited for.
+            return remote.answer(self._store, episode, turn, _answer(episode, written), now=arrived)
         with self._alone(public_id):
             episode = remote.find(self._store, submission, public_id)
             self._expire_one(submission, board, episode, arrived)
-            if episode.start is None:
-                raise WrongState("the episode has not begun; ask for the next ones first")
-            answer = _read(written, episode.start.action_separator, episode.start.max_actions_per_turn)
-            kept = remote.answer(self._store, episode, turn, answer, now=arrived)
-            return self._play(submission, board, kept) if kept.pending else kept
+            kept = remote.answer(self._store, episode, turn, _answer(episode, written), now=arrived)
+            told = self._play(submission, board, kept) if kept.pending else kept
+        if told.pending:
+            raise remote.not_played(self._store, submission)  # It was ended while the turn was played.
+        return told
 
     def renew(self) -> None:
         """Gives whoever could not answer while no service ran the whole time anew."""
@@ -370,6 +375,13 @@ def _observation(episode: RemoteEpisode) -> str:
     """What the agent was shown last."""
     assert episode.start is not None
     return episode.played[-1].observation if episode.played else episode.start.observation
+
+
+def _answer(episode: RemoteEpisode, written: str | tuple[str, ...]) -> RemoteAnswer:
+    """An answer in an episode. Raises WrongState."""
+    if episode.start is None:
+        raise WrongState("the episode has not begun; ask for the next ones first")
+    return _read(written, episode.start.action_separator, episode.start.max_actions_per_turn)
 
 
 def _read(written: str | tuple[str, ...], separator: str, most: int) -> RemoteAnswer:

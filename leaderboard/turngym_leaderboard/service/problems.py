@@ -24,6 +24,11 @@ _STATUS: Final[Mapping[type[StoreError], HTTPStatus]] = {
     NoRoom: HTTPStatus.INSUFFICIENT_STORAGE,
 }
 """Of the store's refusals; the others are about states, which are conflicts."""
+_KEY: Final = "header.idempotency-key"
+_KEY_IS: Final = (
+    "expected 22 to 64 letters, digits, - or _ that are random, such as those of `openssl rand -hex 16`; sent again "
+    "with the same, a request begins nothing new"
+)
 
 
 def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> HTTPException:
@@ -68,8 +73,12 @@ def add_handlers(app: FastAPI) -> None:
 
 def _fault(fault: Mapping[str, object]) -> str:
     """One fault of a request, without the value, which may be a secret."""
-    where = cast("tuple[object, ...]", fault.get("loc", ()))
-    return f"{'.'.join(map(str, where))}: {fault.get('msg')}"
+    where = ".".join(map(str, cast("tuple[object, ...]", fault.get("loc", ()))))
+    if where.lower() == _KEY:
+        return f"{where}: {'it is missing' if fault.get('type') == 'missing' else 'it cannot be used'}; {_KEY_IS}"
+    if fault.get("type") == "extra_forbidden":
+        return f"{where}: there is no such key; /api/v1/docs tells those that this call knows"
+    return f"{where}: {fault.get('msg')}"
 
 
 def _told(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:

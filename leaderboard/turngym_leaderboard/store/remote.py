@@ -140,6 +140,9 @@ def answer(store: Store, episode: RemoteEpisode, turn: int, told: RemoteAnswer, 
         if turn < len(found.turns):
             if found.turns[turn].answer != told:
                 raise WrongState(f"turn {turn} was answered already, otherwise; the episode goes on from that answer")
+            submission = session.get_one(SubmissionRow, row.submission_id)
+            if found.pending and turn == len(found.played) and submission.state is not State.RUNNING:
+                raise _not_played(submission)
             return found
         if row.ended is not None:
             raise WrongState(f"the episode is over{': ' + row.fault if row.fault else ''}; ask for the next ones")
@@ -154,6 +157,12 @@ def answer(store: Store, episode: RemoteEpisode, turn: int, told: RemoteAnswer, 
         session.add(RemoteTurnRow(episode_id=row.id, turn=turn, answered=now, answer=told.model_dump_json()))
         session.flush()
         return _read(session, row)
+
+
+def not_played(store: Store, submission: Submission) -> WrongState:
+    """Why a submission is not played any more, to be raised."""
+    with store.reading() as session:
+        return _not_played(session.get_one(SubmissionRow, submission.id))
 
 
 def outcome(store: Store, episode: RemoteEpisode, told: RemoteOutcome, *, due: datetime) -> RemoteEpisode:
