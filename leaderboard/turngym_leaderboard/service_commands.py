@@ -4,6 +4,7 @@ What they need beyond the other commands (pip install 'turngym[board]') is impor
 """
 
 import os
+import re
 import signal
 import time
 from contextlib import ExitStack
@@ -221,6 +222,8 @@ def status_command(
     """Tells where a submission stands, and its numbers once there are any."""
     with needs_board():
         from turngym_leaderboard.client import BoardError
+    if not re.fullmatch("[0-9a-f]{16}", id):
+        fail(f"{id[:80]!r} is no submission; expected the 16 hexadecimal digits that `leaderboard submit` printed")
     with one_line_errors(BoardError), _client(board, token_file) as client:
         _follow(Console(), client, client.status(id), watch=watch)
 
@@ -291,6 +294,8 @@ def _follow(console: Console, client: "BoardClient", submission: "Submission", *
     told = f"{submission.name} ({submission.id}) on {submission.board}: {submission.state.value}"
     if submission.state in (State.QUEUED, State.RUNNING):
         told += f", {submission.episodes} of {submission.total} episodes"
+    if submission.examined_after is not None:
+        told += f", waits for its examination, {submission.examined_after} before it"
     told += f": {submission.reason}" if submission.reason else ""
     console.print(told, markup=False, highlight=False, soft_wrap=True)
     console.print(f"page: {client.page(submission)}", markup=False, highlight=False, soft_wrap=True)

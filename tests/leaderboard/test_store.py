@@ -457,3 +457,29 @@ def test_a_reader_waits_for_no_writer(tmp_path):
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             other.execute("BEGIN IMMEDIATE")
         other.close()
+
+
+def test_owners_are_examined_in_turns_and_who_was_refused_comes_last(store, board, ann):
+    whole = SubmissionFile(name="config.json", size=1, sha256="ab" * 32, received=1)
+
+    def uploaded(owner, name):
+        return submissions.create(store, board, owner, name=name, kind=Kind.CHECKPOINT, files=[whole])
+
+    def waiting():
+        return [each.name for each in submissions.arrived(store)]
+
+    bob, eve = owners.create(store, "bob"), owners.create(store, "eve")
+    bad = [uploaded(ann, f"bad {k}") for k in range(2)]
+    fine = [uploaded(bob, f"fine {k}") for k in range(2)]
+    first = uploaded(eve, "first")
+    assert waiting() == ["bad 0", "bad 1", "fine 0", "fine 1", "first"]
+    submissions.begin_examination(store, bad[0].public_id)
+    submissions.set_state(store, bad[0].public_id, State.FAILED, reason="hostile")
+    assert waiting() == ["fine 0", "fine 1", "first", "bad 1"]
+    submissions.begin_examination(store, fine[0].public_id)
+    submissions.set_state(store, fine[0].public_id, State.VALIDATED)
+    assert waiting() == ["fine 0", "first", "fine 1", "bad 1"]
+    submissions.set_state(store, fine[0].public_id, State.QUEUED)
+    assert waiting() == ["first", "fine 1", "bad 1"]
+    assert [submissions.examined_after(store, each) for each in (first, bad[1])] == [0, 2]
+    assert submissions.examined_after(store, submissions.find(store, fine[0].public_id)) is None

@@ -101,7 +101,8 @@ def list_own(service: ServiceOf, owner: OwnerOf) -> list[messages.Submission]:
 def read_submission(service: ServiceOf, caller: CallerOf, id: Id) -> messages.Submission:
     """A submission and where it stands."""
     submission, board = seen(service, caller.viewer, id)
-    return told_submission(submission, board)
+    before = submissions.examined_after(service.store, submission)
+    return told_submission(submission, board).model_copy(update={"examined_after": before})
 
 
 @router.patch("/submissions/{id}")
@@ -113,7 +114,7 @@ def change_submission(service: ServiceOf, caller: CallerOf, id: Id, change: Chan
 
 @router.post("/submissions/{id}/withdraw")
 def withdraw(service: ServiceOf, caller: CallerOf, id: Id) -> messages.Submission:
-    """Ends a submission that is not scored yet. It goes on counting against its owner's number once it was queued."""
+    """Ends a submission that is not scored yet. It goes on counting against its owner's number once it was played."""
     _, board = owned(service, caller.viewer, id)
     ended = submissions.set_state(service.store, id, State.FAILED, reason="withdrawn")
     discard(service.store, id)

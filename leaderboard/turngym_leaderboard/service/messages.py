@@ -162,7 +162,10 @@ class Board(Answer):
 
 
 class Submission(Answer):
-    """An agent on a board. `episodes`: played so far, of `total`. `reason`: why it ended as it did."""
+    """An agent on a board. `episodes`: played so far, of `total`. `reason`: why it ended as it did.
+
+    `examined_after`: where it is read by itself and waits for its examination, how many are before it.
+    """
 
     id: str
     board: str
@@ -179,6 +182,7 @@ class Submission(Answer):
     queued: datetime | None
     started: datetime | None
     finished: datetime | None
+    examined_after: int | None = None
 
     @property
     def done(self) -> bool:

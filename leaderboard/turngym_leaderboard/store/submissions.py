@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -171,8 +171,9 @@ def of_owner(store: Store, owner: Owner) -> list[Submission]:
 
 
 def arrived(store: Store) -> list[Submission]:
-    """Those that have all their files and are not queued yet, oldest first: UPLOADED ones to be examined, and VALIDATED
-    ones, which a process that ended in between left there.
+    """Those that have all their files and are not queued yet, in the order in which they are examined: VALIDATED ones,
+    which a process that ended in between left there, then UPLOADED ones, of the owners in turns. An owner whose last
+    examination ended in a refusal comes after the others, so that nobody's bad uploads hold them up.
     """
     with store.reading() as session:
         rows = session.scalars(
@@ -182,8 +183,17 @@ def arrived(store: Store) -> list[Submission]:
                 or_(and_(SubmissionRow.state == State.UPLOADED, is_whole()), SubmissionRow.state == State.VALIDATED),
             )
             .order_by(SubmissionRow.id)
-        )
-        return [reading.submission(row) for row in rows]
+        ).all()
+        last = _last_examined(session, {row.owner_id for row in rows})
+        return [reading.submission(row) for row in sorted(rows, key=lambda row: _turn(row, last.get(row.owner_id)))]
+
+
+def examined_after(store: Store, submission: Submission) -> int | None:
+    """How many submissions are examined before this one; None: it does not wait for that."""
+    if submission.state is not State.UPLOADED:
+        return None
+    waiting = [each.id for each in arrived(store)]
+    return waiting.index(submission.id) if submission.id in waiting else None
 
 
 def is_whole() -> ColumnElement[bool]:
@@ -303,6 +313,23 @@ def _one_after_the_other(session: Session) -> None:
     """From here to the end of the transaction nobody else begins a submission: what is counted stays so."""
     if session.connection().dialect.name == "postgresql":  # A transaction of SQLite's that writes is alone anyway.
         session.execute(select(func.pg_advisory_xact_lock(_BEGINNING)))
+
+
+def _last_examined(session: Session, owners: Collection[int | None]) -> dict[int | None, SubmissionRow]:
+    """The submission of each owner that was examined last; without those of which none was."""
+    rows = session.scalars(
+        select(SubmissionRow)
+        .where(SubmissionRow.owner_id.in_(owners), SubmissionRow.examined.is_not(None))
+        .order_by(SubmissionRow.examined)
+    )
+    return {row.owner_id: row for row in rows}
+
+
+def _turn(row: SubmissionRow, last: SubmissionRow | None) -> tuple[bool, bool, float, int]:
+    """What submissions that wait are sorted by. `last`: that of its owner which was examined last."""
+    refused = last is not None and last.state is State.FAILED and last.queued is None
+    examined = last.examined.timestamp() if last is not None and last.examined is not None else 0.0
+    return row.state is not State.VALIDATED, refused, examined, row.id
 
 
 def _check_refused(session: Session, owner_id: int, now: datetime) -> None:
