@@ -78,6 +78,7 @@ def new_command(
 
         console = Console()
         definition, secret = load_definition(file), new_secret()
+        boards.check_free(store, definition)
         with connected(server) as client:
             deals = deal_board(client, definition, secret, progress=lambda label: console.print(f"dealing {label}"))
         made = boards.create(store, definition, secret, deals)

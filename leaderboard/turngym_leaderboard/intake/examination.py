@@ -111,7 +111,8 @@ def _judged(status: int, output: bytes, said: str) -> Accepted:
         if status >= 0 or -status in _FROM_OUTSIDE:
             raise EndedUnexpectedly(f"the examination ended before it was over: {told}") from None
         raise Refused(
-            f"loading the checkpoint ended the process that tried ({describe_exit(status)}), as too large a model does"
+            f"the process that tried the checkpoint was ended by it ({describe_exit(status)}), as when a model takes "
+            "more memory than its size allows, or a library fails on a file; try it with `leaderboard evaluate`"
         ) from None
     if verdict.unable:
         raise CannotExamine(verdict.unable)

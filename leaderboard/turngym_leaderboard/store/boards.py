@@ -82,7 +82,18 @@ def create(store: Store, definition: BoardDefinition, secret: int, deals: Sequen
             session.refresh(board)
             return reading.board(board)
     except IntegrityError as error:
-        raise Taken(f"there is a board {definition.slug!r} already; a new season needs another name for it") from error
+        raise _taken(definition) from error
+
+
+def check_free(store: Store, definition: BoardDefinition) -> None:
+    """Raises Taken where there is a board of this name and season, before its instances are dealt in vain."""
+    with store.reading() as session:
+        if session.scalar(select(BoardRow.id).where(BoardRow.slug == definition.slug)) is not None:
+            raise _taken(definition)
+
+
+def _taken(definition: BoardDefinition) -> Taken:
+    return Taken(f"there is a board {definition.slug!r} already; a new season needs another name for it")
 
 
 def find(store: Store, slug: str) -> Board:
