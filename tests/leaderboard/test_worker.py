@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -237,7 +238,7 @@ def test_overruns_count_when_a_sample_is_played_anew(tmp_path, client, monkeypat
         board = dealt_board(store, client, batch=2, environments=[{**LAKE, "instances": 4, "attempts": 1}])
         submission = submitted(store, board, owners.create(store, "ann"))
         # One part of the showcase and two of two scored episodes; anew the part in which it chose.
-        monkeypatch.setattr("turngym_leaderboard.anew.SHARE", 1.0)
+        monkeypatch.setattr(slot, "play_anew", partial(slot.play_anew, share=1.0))
         play_out(store, client)
         failed = submissions.find(store, submission.public_id)
         assert (failed.state, failed.reason[:22]) == ("failed", "2 times it overran: it")

@@ -149,7 +149,7 @@ async def test_one_table_of_a_server_at_play():
         code, out, error = await looking
     assert (code, error) == (0, "")
     assert re.search(
-        rf"^turngym \S+ at http://{address}/metrics · [45] of 77 sessions · CPU \d+ % · memory \d+ MiB", out
+        rf"^turngym \S+ at http://{address}/metrics · [45] of 77 sessions · CPU \d+ % · memory [\d,]+ MiB", out
     )
     dice = re.search(r"^dice +(\S+) +(\S+) +(\S+) +0 +([34]) +0 +– +– +([\d.]+) +([\d.]+)$", out, re.MULTILINE)
     assert dice, out
