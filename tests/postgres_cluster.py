@@ -55,7 +55,7 @@ def cluster() -> Generator[str]:
             "--encoding=UTF8",
         ]
         subprocess.run(setup, check=True, capture_output=True, cwd=folder)
-        port = _free_port()
+        port = free_port()
         settings = {"listen_addresses": "127.0.0.1", "port": port, "unix_socket_directories": folder, "fsync": "off"}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with (Path(folder) / "log").open("wb") as log:
@@ -82,7 +82,7 @@ def _program(name: str) -> str | None:
     return shutil.which(name) or next((str(folder / name) for folder in WHERE if (folder / name).is_file()), None)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+from sample_states import shown
 
-from turngym_client import Transition
-from turngym_client.types import EndReason
 from turngym_leaderboard.agents import (
     AgentFault,
     AgentLost,
@@ -34,22 +33,7 @@ HOSTILE = """
 {%- if 'Eat' in messages[0].content %}{% set eaten = namespace(it='x' * 1000000) %}
 {%- for a in range(40) %}{% set eaten.it = eaten.it ~ eaten.it %}{% endfor %}{% endif %}
 """
-STATE = Transition(
-    observation="a lake",
-    reward=0.0,
-    action_rewards=(),
-    actions_executed=0,
-    terminated=False,
-    truncated=False,
-    success=None,
-    end_reason=EndReason.NONE,
-    action_valid=True,
-    reward_components={},
-    metrics={},
-    digest=b"",
-    legal_actions=None,
-    legal_actions_complete=False,
-)
+STATE = shown("a lake")
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 import pytest
 from chat_server import Answer, ChatServer, drips, refuses, response, says
+from sample_states import shown
 from typer.testing import CliRunner
 
-from turngym_client import EndReason, Limits, Transition, connect
+from turngym_client import Limits, connect
 from turngym_leaderboard import record as records
 from turngym_leaderboard.agents import AgentUnavailable, Fault, Reply, Seat, View
 from turngym_leaderboard.agents.chat_completions import EndpointSettings, backoff, completions_url, read_key
@@ -29,23 +30,7 @@ def seat(number: int = 0) -> Seat:
 
 
 def view(number: int, turn: int = 0, observation: str = "a board") -> View:
-    state = Transition(
-        observation=f"{observation} {number}",
-        reward=0.0,
-        action_rewards=(),
-        actions_executed=0,
-        terminated=False,
-        truncated=False,
-        success=None,
-        end_reason=EndReason.NONE,
-        action_valid=True,
-        reward_components={},
-        metrics={},
-        digest=b"",
-        legal_actions=None,
-        legal_actions_complete=False,
-    )
-    return View(seat=number, turn=turn, transition=state)
+    return View(seat=number, turn=turn, transition=shown(f"{observation} {number}"))
 
 
 def agent(server: ChatServer, **settings: object) -> EndpointAgent:

@@ -3,7 +3,6 @@ it honours, and transformers' own server."""
 
 import dataclasses
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from postgres_cluster import free_port
 
 from turngym_client import Limits, answer_form, connect
 from turngym_leaderboard import record as records
@@ -91,9 +91,7 @@ def endpoint(folder):
 @pytest.fixture(scope="module")
 def transformers_server(folder, tmp_path_factory):
     pytest.importorskip("openai", reason="transformers serve needs the package openai")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [Path(sys.executable).with_name("transformers"), "serve", folder, "--device", "cpu"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     own = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

@@ -173,11 +173,7 @@ def _finish(
         "config": config,
     }
     (training / "state.json").write_text(_as_json(state), encoding="utf-8")
-    for path in [*aside.rglob("*"), aside]:
-        force(path)
-    remove(final)
-    aside.rename(final)
-    force(final.parent)
+    put_in_place(aside, final)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -251,9 +247,9 @@ def roll_back(folder: Path, before: int, attempt: int) -> Path | None:
     state["progress"]["attempt"] = attempt
     aside = file.with_name(".state.json")
     aside.write_text(_as_json(state), encoding="utf-8")
-    force(aside)
+    _force(aside)
     aside.replace(file)
-    force(file.parent)
+    _force(file.parent)
     return sound[-1]
 
 
@@ -313,8 +309,16 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tenso
     optimiser.load_state_dict({"state": states, "param_groups": optimiser.state_dict()["param_groups"]})
 
 
-def force(path: Path) -> None:
-    """Forces a file or folder to disk."""
+def put_in_place(aside: Path, final: Path) -> None:
+    """Forces a folder that was written aside to disk and gives it its name, in place of what has it."""
+    for path in [*aside.rglob("*"), aside]:
+        _force(path)
+    remove(final)
+    aside.rename(final)
+    _force(final.parent)
+
+
+def _force(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
-from turngym_trainer.checkpoint import CheckpointError, EnvironmentIdentity, force, remove
+from turngym_trainer.checkpoint import CheckpointError, EnvironmentIdentity, put_in_place, remove
 
 UNFINISHED: Final = "unfinished"
 """Folder of these states, of which the newest counts."""
@@ -63,15 +63,9 @@ def keep(folder: Path, state: Unfinished, weights: Sequence[Tensor], optimiser: 
     save_file({str(index): weight.detach().contiguous() for index, weight in enumerate(weights)}, aside / _WEIGHTS)
     save_file(optimiser, aside / _OPTIMISER)
     (aside / _STATE).write_text(json.dumps(asdict(state), ensure_ascii=False), encoding="utf-8")
-    for path in (*aside.iterdir(), aside):
-        force(path)
-    earlier = _states(folder)
-    remove(final)
-    aside.rename(final)
-    force(home)
-    for each in earlier:
-        if each != final:
-            remove(each)
+    put_in_place(aside, final)
+    for earlier in _states(folder)[:-1]:
+        remove(earlier)
 
 
 def read(folder: Path) -> Unfinished:
