@@ -1,0 +1,179 @@
+"""What rewards add to demonstrations: warm start, the same time of more demonstrations, and RL in its place.
+
+    python experiments/warm_start_rl.py sokoban 1 2 3 4 5
+
+Each seed teaches a tiny policy by an oracle that errs in a share of its turns, as people do; `warm_start.slips` says how
+often. From that policy two ways go on: RL, and a second warm start on demonstrations of its own, which is given at least
+the processor time that RL took. All three, a random player and the oracle then play the same held-out instances, sampled
+at T = 1 and greedily. What is learnt from and how is in warm_start_rl_<environment>.toml.
+
+Writes warm_start_rl_<environment>.json and .txt beside this script. Called again with the same `--folder`, also with
+more seeds, it goes on with what is left.
+"""
+
+import argparse
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Final
+
+from scipy import stats
+from stages import processor_seconds, reinforced, taught, told, write
+
+from turngym_leaderboard.local_server import local_server
+from turngym_leaderboard.record import Record, load
+from turngym_trainer.config import Config
+from turngym_trainer.settings import config_tree, load_config
+
+WARM, MORE, RL = "warm start", "more warm start", "RL"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How the policies of an environment are measured.
+
+    Attributes:
+        more_steps: of the second warm start, so many that it takes no less processor time than RL.
+    """
+
+    instances: int
+    attempts: int
+    more_steps: int
+
+
+MEASURES: Final[Mapping[str, Measure]] = {
+    "sokoban": Measure(instances=512, attempts=1, more_steps=4_000),
+    "frozen_lake": Measure(instances=1_024, attempts=5, more_steps=4_000),
+}
+
+
+def settings(environment: str, seed: int, address: str, folder: Path, *others: str) -> Config:
+    file = Path(__file__).with_name(f"{Path(__file__).stem}_{environment}.toml")
+    return load_config(
+        file=file, settings=[f"run.seed={seed}", f"run.server={address}", f"run.folder='{folder}'", *others]
+    )
+
+
+def play_seed(environment: str, seed: int, address: str, home: Path) -> dict[str, Any]:
+    """Trains with a seed, and measures what came of it."""
+    measure = MEASURES[environment]
+    folders = {name: home / f"{name.replace(' ', '-')}-{seed}" for name in (WARM, MORE, RL)}
+    warm = taught(settings(environment, seed, address, folders[WARM]))
+    start = f"policy.model='{warm}'"
+    checkpoint = reinforced(settings(environment, seed, address, folders[RL], start))
+    # Of another seed, so that it learns from other demonstrations and not from the same ones again.
+    other = (f"run.seed={1_000 + seed}", f"warm_start.max_steps={measure.more_steps}")
+    more = taught(settings(environment, seed, address, folders[MORE], start, *other))
+    record = measured(environment, measure, address, home / f"record-{seed}", {WARM: warm, MORE: more, RL: checkpoint})
+    told(f"seed {seed}: " + ", ".join(f"{row.name} {row.statistics.success.rate:.1%}" for row in _scored(record)))
+    return {
+        "seed": seed,
+        "processor_seconds": {name: processor_seconds(folder) for name, folder in folders.items()},
+        "protocol": record.protocol.model_dump(mode="json"),
+        "rows": {row.name: row.statistics.model_dump(mode="json") for row in _scored(record)},
+        "comparisons": [each.model_dump(mode="json") for each in record.comparisons],
+    }
+
+
+def measured(environment: str, measure: Measure, address: str, out: Path, agents: Mapping[str, Path]) -> Record:
+    """The record of an evaluation, which is not played again where it is there."""
+    if not (made := sorted(out.glob("*/record.json"))):
+        command = [sys.executable, "-m", "turngym_leaderboard.cli", "evaluate", "--env", environment]
+        command += [part for name, path in agents.items() for part in ("--agent", f"{name}=checkpoint:{path}")]
+        command += ["--server", address, "--instances", str(measure.instances), "--attempts", str(measure.attempts)]
+        command += ["--also-greedy", "--threads", "1", "--out", str(out)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        made = sorted(out.glob("*/record.json"))
+    return load(made[-1])
+
+
+def _scored(record: Record) -> list[Any]:
+    return [row for row in record.rows if row.statistics is not None and row.statistics.success is not None]
+
+
+def over_seeds(values: Sequence[float]) -> str:
+    """Mean with a t-interval."""
+    if len(values) < 2:
+        return f"{fmean(values):7.1%}"
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return f"{fmean(values):7.1%} ({fmean(values) - half:.1%} to {fmean(values) + half:.1%})"
+
+
+def table(environment: str, results: Sequence[Mapping[str, Any]]) -> str:
+    measure = MEASURES[environment]
+    rows = list(results[0]["rows"])
+    width = max(map(len, rows)) + 14
+
+    def line(what: str, values: Sequence[float]) -> str:
+        return f"{what:{width}}" + "".join(f"{value:8.1%}" for value in values) + f"  {over_seeds(values)}"
+
+    lines = [
+        f"{environment}, {measure.instances} held-out instances, {measure.attempts} episodes on each: success by seed, "
+        "and its mean (95 % over seeds)",
+        f"{'':{width}}" + "".join(f"{result['seed']:>8}" for result in results),
+        *(line(row, [result["rows"][row]["success"]["rate"] for result in results]) for row in rows),
+        *_normalised(rows, results, line),
+        "",
+        line(f"{RL} − {MORE}", [_gain(result, MORE, RL) for result in results]),
+        line(f"{RL} − {WARM}", [_gain(result, WARM, RL) for result in results]),
+        "",
+        "processor seconds",
+        *(
+            f"{name:{width}}" + "".join(f"{result['processor_seconds'][name]:8.0f}" for result in results)
+            for name in (WARM, MORE, RL)
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _normalised(rows: Sequence[str], results: Sequence[Mapping[str, Any]], line: Any) -> list[str]:
+    """Where in between floor and ceiling each row is, and the half width of the interval."""
+    lines: list[str] = []
+    for row in rows:
+        scores = [result["rows"][row]["score"] for result in results]
+        if all(scores):
+            lines.append(line(f"{row}: ν", [score["value"] for score in scores]))
+            lines.append(line("  half width", [(score["high"] - score["low"]) / 2 for score in scores]))
+    return ["", *lines]
+
+
+def _gain(result: Mapping[str, Any], first: str, second: str) -> float:
+    rates = {name: result["rows"][name]["success"]["rate"] for name in (first, second)}
+    return rates[second] - rates[first]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("environment", choices=list(MEASURES))
+    parser.add_argument("seeds", type=int, nargs="+")
+    parser.add_argument("--jobs", type=int, default=1, help="seeds at a time, each on one thread")
+    parser.add_argument("--folder", type=Path, help="keeps the runs; default: a temporary folder")
+    arguments = parser.parse_args()
+    environment: str = arguments.environment
+    config = settings(environment, 0, "HOST:PORT", Path("FOLDER"))
+    results: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        home = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        home.mkdir(parents=True, exist_ok=True)
+        served = ["--env", environment, "--splits", "train,validation,held_out", "--max-sessions", "50000"]
+        address = stack.enter_context(local_server(served, home / "server.log"))
+        pool = stack.enter_context(ProcessPoolExecutor(arguments.jobs, get_context("spawn")))
+        playing = [pool.submit(play_seed, environment, seed, address, home) for seed in arguments.seeds]
+        for played in as_completed(playing):
+            results = sorted([*results, played.result()], key=lambda result: result["seed"])
+            seeds = " ".join(str(result["seed"]) for result in results)
+            command = f"python experiments/warm_start_rl.py {environment} {seeds}"
+            target = Path(__file__).with_name(f"{Path(__file__).stem}_{environment}")
+            write(target, command, table(environment, results), seeds=results, settings=config_tree(config))
+
+
+if __name__ == "__main__":
+    main()
