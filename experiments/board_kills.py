@@ -4,8 +4,9 @@ Two policies without any training, which sample, are submitted over a slow conne
 scripted rows are played by a worker of two slots. Again and again all processes of the service, of the worker, or of
 both are killed, most often a random while after something came on (bytes of an upload, a submission's state, an
 episode), sometimes while they still start; both are started again at once, and the sender goes on from where it was.
-In the end nothing is killed any more until all is scored. The same is played undisturbed in another database, and both
-must hold the same episodes, word for word, and the same statistics.
+The second half of the kills waits until the policies play. In the end nothing is killed any more until all is scored.
+The same is played undisturbed in another database, and both must hold the same episodes, word for word, and the same
+statistics.
 
     python experiments/board_kills.py
     python experiments/board_kills.py --database postgresql://user@host/empty_database
@@ -35,7 +36,7 @@ from turngym_client import connect
 from turngym_leaderboard.boards import BoardDefinition
 from turngym_leaderboard.client import BoardClient
 from turngym_leaderboard.dealing import deal_board
-from turngym_leaderboard.lifecycle import FINAL, Role
+from turngym_leaderboard.lifecycle import FINAL, Kind, Role
 from turngym_leaderboard.local_server import local_server
 from turngym_leaderboard.record import code_record
 from turngym_leaderboard.store import Store, boards, episodes, open_store, owners, submissions
@@ -60,12 +61,13 @@ UPLOADS = 2
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill. Episodes and bytes are those kept in all when it was over."""
+    """One kill. Episodes (of all, and of the policies) and bytes are those kept when it was over."""
 
     target: str
     while_starting: bool
     seconds: float
     episodes: int
+    of_policies: int
     bytes: int
 
 
@@ -158,11 +160,24 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def state(store: Store, board: Board) -> tuple[int, int, tuple[str, ...]]:
-    """Episodes and bytes that are kept, and the states of submissions."""
+@dataclass(frozen=True)
+class Progress:
+    """Episodes (of all, and of the policies) and bytes that are kept, and the states of submissions."""
+
+    episodes: int
+    of_policies: int
+    bytes: int
+    states: tuple[str, ...]
+
+
+def progress(store: Store, board: Board) -> Progress:
     rows = submissions.of_board(store, board)
-    received = sum(file.received for row in rows for file in submissions.files(store, row.public_id))
-    return sum(row.episodes for row in rows), received, tuple(row.state.value for row in rows)
+    return Progress(
+        episodes=sum(row.episodes for row in rows),
+        of_policies=sum(row.episodes for row in rows if row.kind is Kind.CHECKPOINT),
+        bytes=sum(file.received for row in rows for file in submissions.files(store, row.public_id)),
+        states=tuple(row.state.value for row in rows),
+    )
 
 
 def over(store: Store, board: Board) -> bool:
@@ -172,11 +187,11 @@ def over(store: Store, board: Board) -> bool:
 
 def kill_once(store: Store, board: Board, programs: dict[str, Program], chance: np.random.Generator) -> Kill:
     """Kills one of them, or both, and starts what was killed."""
-    began, before = time.monotonic(), state(store, board)
+    began, before = time.monotonic(), progress(store, board)
     target = str(chance.choice(list(TARGETS), p=list(TARGETS.values())))
     while_starting = bool(chance.random() < STARTS_KILLED)
     pause = float(chance.random()) * (STARTING_SECONDS if while_starting else GOING_ON_SECONDS)
-    while not while_starting and state(store, board) == before and time.monotonic() < began + NOTHING_COMES_ON:
+    while not while_starting and progress(store, board) == before and time.monotonic() < began + NOTHING_COMES_ON:
         time.sleep(0.05)
     time.sleep(pause)
     if over(store, board):
@@ -184,17 +199,18 @@ def kill_once(store: Store, board: Board, programs: dict[str, Program], chance: 
     killed = [program for name, program in programs.items() if target in (name, "both")]
     for program in killed:
         program.kill()
-    kept = state(store, board)
+    kept = progress(store, board)
     for program in killed:
         program.start()
-    return Kill(target, while_starting, round(time.monotonic() - began, 2), kept[0], kept[1])
+    seconds = round(time.monotonic() - began, 2)
+    return Kill(target, while_starting, seconds, kept.episodes, kept.of_policies, kept.bytes)
 
 
 def wait_for(true: Callable[[], bool], seconds: float) -> None:
     ends = time.monotonic() + seconds
     while not true():
         if time.monotonic() > ends:
-            raise RuntimeError(f"not everything is over after {seconds:g} s")
+            raise RuntimeError(f"what was waited for has not come within {seconds:g} s; give more --patience")
         time.sleep(0.5)
 
 
@@ -252,7 +268,10 @@ def main() -> None:
             with running(store, server, arguments.instances, policies, arguments.database) as started:
                 board, service, worker, senders = started
                 programs = {"service": service, "worker": worker}
-                kills = [kill_once(store, board, programs, chance) for _ in range(arguments.kills)]
+                at_once = arguments.kills // 2
+                kills = [kill_once(store, board, programs, chance) for _ in range(at_once)]
+                wait_for(lambda: progress(store, board).of_policies > 0, arguments.patience)
+                kills += [kill_once(store, board, programs, chance) for _ in range(arguments.kills - at_once)]
                 senders.finish()
                 wait_for(lambda: over(store, board), arguments.patience)
             with running(calm, server, arguments.instances, policies, "") as started:
@@ -288,10 +307,10 @@ def main() -> None:
 
 
 def report(kind: str, kills: list[Kill], content: dict[str, object]) -> str:
-    lines = ["kill  of       while starting  after s  episodes kept  bytes of uploads kept"]
+    lines = ["kill  of       while starting  after s  episodes kept  of policies  bytes of uploads kept"]
     lines += [
         f"{k:>4}  {kill.target:<7}  {'yes' if kill.while_starting else 'no':>14}  {kill.seconds:>7.2f}  "
-        f"{kill.episodes:>13}  {kill.bytes:>21}"
+        f"{kill.episodes:>13}  {kill.of_policies:>11}  {kill.bytes:>21}"
         for k, kill in enumerate(kills, 1)
     ]
     lines += [

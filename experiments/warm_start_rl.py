@@ -2,10 +2,10 @@
 
     python experiments/warm_start_rl.py sokoban 1 2 3 4 5
 
-Each seed teaches a tiny policy by an oracle that errs in a share of its turns, as people do; `warm_start.slips` says how
-often. From that policy two ways go on: RL, and a second warm start on demonstrations of its own, which is given at least
-the processor time that RL took. All three, a random player and the oracle then play the same held-out instances, sampled
-at T = 1 and greedily. What is learnt from and how is in warm_start_rl_<environment>.toml.
+Each seed teaches a tiny policy by an oracle that errs in a share of its turns, as people do; `warm_start.slips` says
+how often. From that policy two ways go on: RL, and a second warm start on demonstrations of its own, which is given at
+least the processor time that RL took. All three, a random player and the oracle then play the same held-out instances,
+sampled at T = 1 and greedily. What is learnt from and how is in warm_start_rl_<environment>.toml.
 
 Writes warm_start_rl_<environment>.json and .txt beside this script. Called again with the same `--folder`, also with
 more seeds, it goes on with what is left.
@@ -116,8 +116,8 @@ def table(environment: str, results: Sequence[Mapping[str, Any]]) -> str:
         return f"{what:{width}}" + "".join(f"{value:8.1%}" for value in values) + f"  {over_seeds(values)}"
 
     lines = [
-        f"{environment}, {measure.instances} held-out instances, {measure.attempts} episodes on each: success by seed, "
-        "and its mean (95 % over seeds)",
+        f"{environment}, {measure.instances} held-out instances, {measure.attempts} episodes on each",
+        "success by seed, and its mean (95 % over seeds)",
         f"{'':{width}}" + "".join(f"{result['seed']:>8}" for result in results),
         *(line(row, [result["rows"][row]["success"]["rate"] for result in results]) for row in rows),
         *_normalised(rows, results, line),
