@@ -41,17 +41,20 @@ class Measure:
     """How the policies of an environment are measured.
 
     Attributes:
+        turns, actions_per_turn: of an episode, which has 10 actions.
         more_steps: of the second warm start, so many that it takes no less processor time than RL.
     """
 
     instances: int
     attempts: int
+    turns: int
+    actions_per_turn: int
     more_steps: int
 
 
 MEASURES: Final[Mapping[str, Measure]] = {
-    "sokoban": Measure(instances=512, attempts=1, more_steps=4_000),
-    "frozen_lake": Measure(instances=1_024, attempts=5, more_steps=4_000),
+    "sokoban": Measure(instances=512, attempts=1, turns=5, actions_per_turn=5, more_steps=4_000),
+    "frozen_lake": Measure(instances=1_024, attempts=5, turns=10, actions_per_turn=1, more_steps=4_000),
 }
 
 
@@ -89,6 +92,7 @@ def measured(environment: str, measure: Measure, address: str, out: Path, agents
         command = [sys.executable, "-m", "turngym_leaderboard.cli", "evaluate", "--env", environment]
         command += [part for name, path in agents.items() for part in ("--agent", f"{name}=checkpoint:{path}")]
         command += ["--server", address, "--instances", str(measure.instances), "--attempts", str(measure.attempts)]
+        command += ["--turns", str(measure.turns), "--actions-per-turn", str(measure.actions_per_turn)]
         command += ["--also-greedy", "--threads", "1", "--out", str(out)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         made = sorted(out.glob("*/record.json"))
@@ -116,7 +120,8 @@ def table(environment: str, results: Sequence[Mapping[str, Any]]) -> str:
         return f"{what:{width}}" + "".join(f"{value:8.1%}" for value in values) + f"  {over_seeds(values)}"
 
     lines = [
-        f"{environment}, {measure.instances} held-out instances, {measure.attempts} episodes on each",
+        f"{environment}, {measure.turns} turns of at most {measure.actions_per_turn} actions, 10 actions in all",
+        f"{measure.instances} held-out instances, {measure.attempts} episodes on each",
         "success by seed, and its mean (95 % over seeds)",
         f"{'':{width}}" + "".join(f"{result['seed']:>8}" for result in results),
         *(line(row, [result["rows"][row]["success"]["rate"] for result in results]) for row in rows),
