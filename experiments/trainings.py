@@ -140,7 +140,9 @@ class Trained:
 
 
 @contextlib.contextmanager
-def server(environments: Sequence[str], folder: Path | None, *, splits: str = "all") -> Generator[tuple[str, Path]]:
+def server(
+    environments: Sequence[str], folder: Path | None, *, splits: str = "all", more: Sequence[str] = ()
+) -> Generator[tuple[str, Path]]:
     """A server of some environments, and a folder to train in: the given one, else a temporary one.
 
     A SIGTERM ends the server too.
@@ -151,7 +153,7 @@ def server(environments: Sequence[str], folder: Path | None, *, splits: str = "a
             home = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
             home.mkdir(parents=True, exist_ok=True)
             arguments = [part for each in environments for part in ("--env", each)]
-            address = stack.enter_context(local_server([*arguments, "--splits", splits], home / "server.log"))
+            address = stack.enter_context(local_server([*arguments, "--splits", splits, *more], home / "server.log"))
             yield address, home
     finally:
         signal.signal(signal.SIGTERM, previous)

@@ -7,19 +7,18 @@ how often. From that policy two ways go on: RL, and a second warm start on demon
 least the processor time that RL took. All three, a random player and the oracle then play the same held-out instances,
 sampled at T = 1 and greedily. What is learnt from and how is in warm_start_rl_<environment>.toml.
 
-Writes warm_start_rl_<environment>.json and .txt beside this script. Called again with the same `--folder`, also with
-more seeds, it goes on with what is left.
+Writes warm_start_rl_<environment>.json and .txt beside this script. Called again, also with more seeds, it goes on with
+what is left; with the same `--folder`, in the middle of a seed too.
 """
 
 import argparse
+import json
 import math
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, stdev
@@ -27,8 +26,8 @@ from typing import Any, Final
 
 from scipy import stats
 from stages import processor_seconds, reinforced, taught, told, write
+from trainings import server
 
-from turngym_leaderboard.local_server import local_server
 from turngym_leaderboard.record import Record, load
 from turngym_trainer.config import Config
 from turngym_trainer.settings import config_tree, load_config
@@ -53,7 +52,7 @@ class Measure:
 
 
 MEASURES: Final[Mapping[str, Measure]] = {
-    "sokoban": Measure(instances=512, attempts=1, turns=5, actions_per_turn=5, more_steps=4_000),
+    "sokoban": Measure(instances=512, attempts=1, turns=5, actions_per_turn=5, more_steps=2_300),
     "frozen_lake": Measure(instances=1_024, attempts=5, turns=10, actions_per_turn=1, more_steps=4_000),
 }
 
@@ -155,6 +154,13 @@ def _gain(result: Mapping[str, Any], first: str, second: str) -> float:
     return rates[second] - rates[first]
 
 
+def known(target: Path, plain_settings: object) -> list[dict[str, Any]]:
+    """Results of an earlier call, where it had the same settings."""
+    file = target.with_suffix(".json")
+    before: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return before["seeds"] if before.get("settings") == plain_settings else []
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("environment", choices=list(MEASURES))
@@ -163,21 +169,22 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keeps the runs; default: a temporary folder")
     arguments = parser.parse_args()
     environment: str = arguments.environment
+    target = Path(__file__).with_name(f"{Path(__file__).stem}_{environment}")
     config = settings(environment, 0, "HOST:PORT", Path("FOLDER"))
-    results: list[dict[str, Any]] = []
-    with ExitStack() as stack:
-        home = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        home.mkdir(parents=True, exist_ok=True)
-        served = ["--env", environment, "--splits", "train,validation,held_out", "--max-sessions", "50000"]
-        address = stack.enter_context(local_server(served, home / "server.log"))
-        pool = stack.enter_context(ProcessPoolExecutor(arguments.jobs, get_context("spawn")))
-        playing = [pool.submit(play_seed, environment, seed, address, home) for seed in arguments.seeds]
-        for played in as_completed(playing):
-            results = sorted([*results, played.result()], key=lambda result: result["seed"])
-            seeds = " ".join(str(result["seed"]) for result in results)
+    plain = json.loads(json.dumps({"trainer": config_tree(config), "measure": asdict(MEASURES[environment])}))
+    results = known(target, plain)
+    left = [seed for seed in arguments.seeds if seed not in {result["seed"] for result in results}]
+    more = ("--max-sessions", "50000")
+    with (
+        server([environment], arguments.folder, splits="train,validation,held_out", more=more) as (address, home),
+        get_context("spawn").Pool(arguments.jobs) as pool,
+    ):
+        play = partial(play_seed, environment, address=address, home=home)
+        for result in pool.imap_unordered(play, left):
+            results = sorted([*results, result], key=lambda each: each["seed"])
+            seeds = " ".join(str(each["seed"]) for each in results)
             command = f"python experiments/warm_start_rl.py {environment} {seeds}"
-            target = Path(__file__).with_name(f"{Path(__file__).stem}_{environment}")
-            write(target, command, table(environment, results), seeds=results, settings=config_tree(config))
+            write(target, command, table(environment, results), settings=plain, seeds=results)
 
 
 if __name__ == "__main__":
