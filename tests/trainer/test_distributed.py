@@ -133,7 +133,7 @@ def test_what_several_processes_cannot_do_is_refused_once(server, novice, tmp_pa
     config = small(server, novice, tmp_path / "run", "critic.trunk=shared")
     (tmp_path / "run.toml").write_text(to_toml(config))
     first, second = wait(start(2, tmp_path / "met", "train", "--config", tmp_path / "run.toml"))
-    assert (first[0], second[0]) == (2, 2)
+    assert (first[0], second[0]) == (2, 2), (first, second)
     assert "critic.trunk=own" in first[2]
     assert (second[1], second[2]) == ("", "")
     assert not (tmp_path / "run").exists()

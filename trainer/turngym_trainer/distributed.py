@@ -154,9 +154,12 @@ def joined(device: str, told: tuple[type[Exception], ...]) -> Generator[Group]:
     try:
         yield group
     except PeerError:
+        _leave(ours)
         raise
     except told as error:
-        if not _tell(group, error):
+        first = _tell(group, error)
+        _leave(ours)
+        if not first:
             raise PeerError(str(error)) from error
         raise
     except RuntimeError as error:
@@ -166,6 +169,11 @@ def joined(device: str, told: tuple[type[Exception], ...]) -> Generator[Group]:
             f"another of this run's {size} processes has ended, so this one ends too: {str(error).splitlines()[0]}. "
             "The run's last checkpoint stands; see what the other one said, and resume"
         ) from error
+    _leave(ours)
+
+
+def _leave(ours: bool) -> None:
+    """Ends what `joined` began. Left to the interpreter's end, threads of gloo's may meet what is gone, and abort."""
     if ours:
         dist.destroy_process_group()
 
