@@ -124,7 +124,9 @@ def list_command(data: Data, database: Database = "") -> None:
             for row in submissions.of_board(store, each):
                 owner = row.owner.name if row.owner else ""
                 done = f"{row.episodes}/{row.total}"
-                table.add_row(row.public_id, row.name, row.kind.value, owner, row.state.value, done, row.reason)
+                table.add_row(
+                    row.public_id, row.name, row.kind.value, owner, row.state.value, done, row.reason_on(each)
+                )
             console.print(table, markup=False)
 
 

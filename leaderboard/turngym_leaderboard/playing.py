@@ -33,7 +33,15 @@ _log = logging.getLogger(__name__)
 
 
 class CannotPlay(Exception):
-    """These servers do not serve what the board was dealt from. The message says in what they differ."""
+    """These servers do not serve what the board was dealt from. The message says in what they differ.
+
+    Attributes:
+        public: the same in words that everybody may read: a server's own may name addresses and seeds.
+    """
+
+    def __init__(self, message: str, public: str = "the environment server refuses to play it") -> None:
+        super().__init__(message)
+        self.public = public
 
 
 class OverranTooOften(Exception):
@@ -65,23 +73,28 @@ def check_board(client: Client, board: Board) -> None:
 def _check_board(client: Client, board: Board) -> None:
     room = client.server().max_sessions
     if room and room < board.definition.batch:
-        raise CannotPlay(
-            f"{board.slug} plays {board.definition.batch} episodes at once, but the server holds {room} sessions"
-        )
+        told = f"it plays {board.definition.batch} episodes at once, but the environment server holds {room} sessions"
+        raise CannotPlay(f"{board.slug}: {told}", told)
     for environment in board.environments:
         definition = environment.definition
-        found = client.environment(definition.id, options=definition.options, limits=definition.limits.limits())
+        try:
+            found = client.environment(definition.id, options=definition.options, limits=definition.limits.limits())
+        except (ServerUnavailable, ServerBusy):
+            raise
+        except TurngymError as error:
+            told = f"the environment server does not serve {definition.id} with the board's options"
+            raise CannotPlay(f"{board.slug}: {error}", told) from error
         for what, dealt, here in (
             ("version", environment.version, found.version),
             ("split epoch", environment.split_epoch, found.split_epoch),
             ("options", environment.options_json, found.options_json),
         ):
             if dealt != here:
-                raise CannotPlay(
-                    f"{board.slug} was dealt from {definition.id} of {what} {dealt}, the server's is {here}"
-                )
+                told = f"it was dealt from {definition.id} of {what} {dealt}, the environment server's is {here}"
+                raise CannotPlay(f"{board.slug}: {told}", told)
         if not found.splits[definition.split].served:
-            raise CannotPlay(f"{board.slug} plays split {definition.split.value}, which the server does not serve")
+            told = f"it plays split {definition.split.value}, which the environment server does not serve"
+            raise CannotPlay(f"{board.slug}: {told}", told)
 
 
 def parts(environment: Environment, deal: Deal, size: int) -> Iterator[Part]:

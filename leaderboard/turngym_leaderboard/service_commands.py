@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
@@ -287,7 +288,8 @@ def _follow(console: Console, client: "BoardClient", submission: "Submission", *
         with progress_bar(console) as bar:
             task = bar.add_task(submission.state.value, total=submission.total)
             while not submission.done:
-                bar.update(task, description=submission.state.value, completed=submission.episodes)
+                waits = f": {submission.reason}" if submission.reason else ""
+                bar.update(task, description=escape(submission.state.value + waits), completed=submission.episodes)
                 time.sleep(POLLED_EVERY)
                 submission = client.status(submission.id)
             bar.update(task, description=submission.state.value, completed=submission.episodes)

@@ -49,6 +49,9 @@ _IDLE_SECONDS: Final = 1.0
 """Between two looks into an empty queue."""
 _GONE_SECONDS: Final = 5.0
 """Before a server that did not answer is tried again."""
+_AGAIN_SECONDS: Final = 60.0
+_AGAIN_AT_MOST: Final = 600.0
+"""Before a board that these servers cannot play is looked at again; doubled each time."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,19 +87,29 @@ class SlotConfig:
         return timedelta(seconds=self.lease_seconds)
 
 
-class Slot:
-    """Plays submissions.
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """A board that these servers could not play. `again`: monotonic time at which it is looked at again, `after` s."""
 
-    Attributes:
-        unplayable: numbers of boards that these servers cannot play, whose submissions are left to other workers.
-    """
+    told: str
+    after: float
+    again: float
+
+
+class Slot:
+    """Plays submissions."""
 
     def __init__(self, config: SlotConfig, store: Store, client: Client) -> None:
-        self.unplayable: set[int] = set()
+        self._left: dict[int, _Left] = {}
         self._config = config
         self._store = store
         self._client = client
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+    @property
+    def unplayable(self) -> set[int]:
+        """Numbers of boards that these servers could not play, whose submissions are left to other workers."""
+        return set(self._left)
 
     def run(self) -> None:
         """Plays until nothing waits, if that is what was asked for; else until it is stopped."""
@@ -106,7 +119,8 @@ class Slot:
         while True:
             now = datetime.now(UTC)
             until = now + self._config.lease
-            lease = work.claim(self._store, self._holder, kinds, without=self.unplayable, now=now, until=until)
+            left = {number for number, board in self._left.items() if board.again > time.monotonic()}
+            lease = work.claim(self._store, self._holder, kinds, without=left, now=now, until=until)
             if lease is not None:
                 self._play(lease)
             if self._examine() or lease is not None:
@@ -118,22 +132,24 @@ class Slot:
     def _play(self, lease: work.Lease) -> None:
         submission = lease.submission
         told = f"{submission.name} ({submission.public_id})"
-        _log.info("%s: %d of %d episodes are played", told, submission.episodes, submission.total)
+        if submission.board_id not in self._left:
+            _log.info("%s: %d of %d episodes are played", told, submission.episodes, submission.total)
         try:
             with _kept(self._store, lease, self._config.lease):
                 board = boards.of_id(self._store, submission.board_id)
                 state, reason = self._play_and_finish(lease, board)
+            if self._left.pop(board.id, None) is not None:
+                _log.info("%s can be played again", board.slug)
             _log.info("%s: %s", told, f"{state.value}: {reason}" if reason else state.value)
             scoring.refresh(self._store, board)
         except LeaseLost as error:
             _log.warning("%s: %s", told, error)
         except CannotPlay as error:
-            _log.error("%s; its submissions are left to other workers", error)
-            self.unplayable.add(submission.board_id)
-            self._release(lease)
+            self._leave(submission.board_id, str(error))
+            self._release(lease, error.public)
         except ServersGone as error:
             _log.warning("%s: no server answers, it is tried again later: %s", told, error)
-            self._release(lease)
+            self._release(lease, "no environment server answers")
             time.sleep(_GONE_SECONDS)
         except Stopped:
             self._release(lease)
@@ -157,6 +173,8 @@ class Slot:
         if submission.kind is Kind.REMOTE:
             return self._score(lease, board, not_dealt(board))
         check_board(self._client, board)
+        if board.waits:
+            boards.note_waiting(self._store, board.id, "", now=datetime.now(UTC))
         key = self._config.seal_key
         try:
             with agent_of(self._store, board, submission, self._config) as agent:
@@ -224,9 +242,20 @@ class Slot:
             )
             self._finish(lease, State.FAILED, told)
 
-    def _release(self, lease: work.Lease) -> None:
+    def _leave(self, board_id: int, told: str) -> None:
+        """Leaves a board to other workers for a while, a longer one each time."""
+        before = self._left.get(board_id)
+        if before is None or before.told != told:
+            _log.error("%s; its submissions are left to other workers, and it is looked at again", told)
+        after = _AGAIN_SECONDS if before is None else min(2 * before.after, _AGAIN_AT_MOST)
+        self._left[board_id] = _Left(told, after, time.monotonic() + after)
+
+    def _release(self, lease: work.Lease, waits: str = "") -> None:
+        """Puts a submission back. `waits`: why its board cannot be played here, for everybody to read."""
         with suppress(LeaseLost):
             work.release(self._store, lease, now=datetime.now(UTC))
+        if waits:
+            boards.note_waiting(self._store, lease.submission.board_id, waits, now=datetime.now(UTC))
 
 
 @contextmanager
@@ -246,7 +275,9 @@ def agent_of(store: Store, board: Board, submission: Submission, config: SlotCon
         return
     assert submission.kind is Kind.CHECKPOINT, submission.kind
     if find_spec("torch") is None or find_spec("turngym_trainer") is None:
-        raise CannotPlay("checkpoints need the trainer: pip install 'turngym[trainer]'")
+        raise CannotPlay(
+            "checkpoints need the trainer: pip install 'turngym[trainer]'", "the worker here plays no checkpoints"
+        )
     with ConfinedCheckpoint(
         store.folder(submission.public_id),
         name=submission.name,

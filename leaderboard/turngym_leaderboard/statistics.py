@@ -275,6 +275,22 @@ def paired_difference(
     return Difference(float(differences.mean()), interval, len(differences), p_value, test)
 
 
+def disagreement(p_value: float, interval: Interval, instances: int, level: float = 0.05) -> str:
+    """Where a difference's test and interval disagree on whether there is one: which is to be believed; else "".
+
+    The interval is not made from the test, as the differences that the test does not refuse: six instances that all
+    differ alike would leave a single one.
+    """
+    excludes = interval.low > 0 or interval.high < 0
+    if excludes == (p_value <= level):
+        return ""
+    found = "leaves out 0, but the test finds no difference" if excludes else "holds 0, but the test finds a difference"
+    return (
+        f"The interval {found}: the test decides, since it is exact; the interval is an approximation (Bonett and "
+        f"Price’s), rough over {instances} instances"
+    )
+
+
 def mcnemar(gained: int, lost: int) -> float:
     """Exact two-sided p-value of McNemar's test: is it a coin flip which agent solves what only one of them solves?"""
     if gained + lost == 0:

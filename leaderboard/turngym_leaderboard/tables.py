@@ -6,7 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from turngym_leaderboard import summary
+from turngym_leaderboard import statistics, summary
 from turngym_leaderboard.protocol import plays_level_file
 from turngym_leaderboard.record import Comparison, ProtocolRecord, Record, RowRecord, Score, Statistics
 
@@ -142,11 +142,13 @@ def table(record: Record) -> RenderableType:
 def comparison_line(comparison: Comparison) -> str:
     """A paired difference in words."""
     excluded = comparison.low > 0 or comparison.high < 0
+    interval = statistics.Interval(comparison.low, comparison.high)
+    which = statistics.disagreement(comparison.p_value, interval, comparison.instances)
     return (
         f"{comparison.second} − {comparison.first}: {comparison.difference * 100:+.1f} points, 95 % interval "
         f"{comparison.low * 100:+.1f} to {comparison.high * 100:+.1f} ({'excludes' if excluded else 'includes'} 0; "
         f"paired over {comparison.instances} instances; exact {comparison.test} p = {comparison.p_value:.2g}, "
-        f"Holm {comparison.holm_p_value:.2g})"
+        f"Holm {comparison.holm_p_value:.2g})" + (f". {which}." if which else "")
     )
 
 

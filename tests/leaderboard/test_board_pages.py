@@ -3,8 +3,10 @@
 import re
 import shutil
 import sqlite3
+from datetime import UTC, datetime, timedelta
 
 import pytest
+import small_boards
 from fastapi import FastAPI
 from sample_boards import INSTANCES, SECRET, SHOWCASE, definition, new_board, owner, play, submit
 from sample_episodes import HOSTILE
@@ -13,8 +15,8 @@ from starlette.testclient import TestClient
 from turngym_leaderboard.pages.from_store import BoardSource
 from turngym_leaderboard.pages.routes import pages_router
 from turngym_leaderboard.pages.views import EpisodeFilter
-from turngym_leaderboard.store import NotFound, boards, open_store, submissions
-from turngym_leaderboard.store.values import State, Visibility
+from turngym_leaderboard.store import NotFound, boards, open_store, submissions, work
+from turngym_leaderboard.store.values import Kind, State, Visibility
 from turngym_leaderboard.visibility import Viewer
 
 GRIDS = ("sokoban", "frozen_lake")
@@ -116,6 +118,41 @@ def test_a_comparison_says_who_solved_what(store, grids) -> None:
     assert page.url.path.endswith(f"/compare/{made['weak']}/{made['strong']}")
     assert "only strong: 14" in page.text
     assert "+60.9 points" in page.text
+
+
+def test_a_comparison_whose_test_and_interval_disagree_says_which_decides(store) -> None:
+    environments = [{"id": "sokoban", "instances": 6, "attempts": 2, "showcase": 1}]
+    board = boards.create(store, small_boards.definition(environments=environments), SECRET, [small_boards.deal(6, 1)])
+    made = []
+    for name, solves in (("none", False), ("half", True)):
+        submission = submissions.create(store, board, owner(store, name), name=name, kind=Kind.CHECKPOINT)
+        made.append(submission.public_id)
+        submissions.set_state(store, submission.public_id, State.VALIDATED)
+        submissions.set_visibility(store, submission.public_id, Visibility.PUBLIC)
+        submissions.set_state(store, submission.public_id, State.QUEUED)
+        now = datetime.now(UTC)
+        lease = work.claim(store, "test", (Kind.CHECKPOINT,), now=now, until=now + timedelta(minutes=1))
+        [environment] = board.environments
+        played = [
+            small_boards.episode(instance, attempt, success=solves and attempt == 0)
+            for instance in boards.deal(store, environment.id).scored.instances
+            for attempt in range(2)
+        ]
+        work.commit(store, lease, environment, played, showcase=False, sealed=False, now=now)
+        work.finish(store, lease, State.SCORED, results=(), now=now)
+    page = browse(store).get(f"/boards/{board.slug}/compare/{made[0]}/{made[1]}").text
+    assert "+50 points" in page
+    assert "The interval holds 0, but the test finds a difference: the test decides" in page
+
+
+def test_a_submission_that_no_worker_can_play_says_why(store, grids) -> None:
+    submit(store, grids, owner(store, "carol"), "late")
+    boards.note_waiting(store, grids.id, "the server is another one", now=datetime.now(UTC))
+    client = browse(store)
+    page = client.get(f"/boards/{grids.slug}").text
+    assert page.count("waits: the server is another one") == 1
+    late = ids(store, grids)["late"]
+    assert "waits: the server is another one" in client.get(f"/boards/{grids.slug}/submissions/{late}").text
 
 
 def test_a_submission_is_told_with_failures_and_showcase(store, grids) -> None:

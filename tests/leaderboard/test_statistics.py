@@ -165,6 +165,22 @@ def test_paired_difference_over_several_attempts_uses_the_sign_flip_test():
     assert result.value == pytest.approx(1 / 3)
 
 
+def test_where_test_and_interval_disagree_it_is_said_which_decides():
+    # Six instances on which the second solves one of two attempts, the first none: all signs alike in 2 of 2⁶ patterns.
+    # Enlarged by 1 and −1: mean 3/8, mean square (6/4 + 2)/8 = 7/16.
+    gained = st.paired_difference([[False, False]] * 6, [[True, False]] * 6)
+    half = 1.959964 * math.sqrt((7 / 16 - 9 / 64) / 8)
+    assert gained.p_value == pytest.approx(2 / 64)
+    assert gained.interval.low == pytest.approx(3 / 8 - half, abs=1e-6)
+    assert gained.interval.low < 0
+    told = st.disagreement(gained.p_value, gained.interval, gained.instances)
+    assert told.startswith("The interval holds 0, but the test finds a difference: the test decides, since it is exact")
+    assert told.endswith("rough over 6 instances")
+    unseen = st.disagreement(0.06, st.Interval(-0.4, -0.01), 9)
+    assert unseen.startswith("The interval leaves out 0, but the test finds no difference: the test decides")
+    assert st.disagreement(0.05, st.Interval(0.01, 0.4), 9) == st.disagreement(0.06, st.Interval(0.0, 0.4), 9) == ""
+
+
 def test_paired_difference_refuses_unpaired_agents():
     with pytest.raises(ValueError, match="same instances"):
         st.paired_difference([[True], [True]], [[True]])

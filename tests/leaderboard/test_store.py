@@ -375,12 +375,14 @@ def test_an_older_database_is_brought_up_to_date(tmp_path):
                 "ALTER TABLE submissions RENAME COLUMN failures TO idle_claims",
                 "ALTER TABLE submissions DROP COLUMN examined",
                 "ALTER TABLE boards DROP COLUMN closing",
+                "ALTER TABLE boards DROP COLUMN waits",
                 "UPDATE submissions SET idle_claims = 4",
                 "UPDATE alembic_version SET version_num = '0002'",
             ):
                 session.execute(text(statement))
     with open_store(tmp_path) as store:
         assert submissions.find(store, submission.public_id).episodes == 1
+        assert boards.find(store, made.slug).waits == ""
         assert work.count_failure(store, claim(store, now=LATER)) == 1
 
 

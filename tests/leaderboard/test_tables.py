@@ -72,3 +72,4 @@ def test_a_comparison_says_whether_zero_is_excluded(low, high, said):
     )
     assert line.startswith("after − before: +5.0 points, 95 % interval ")
     assert said in line
+    assert ("the test decides" in line) == (low < 0)

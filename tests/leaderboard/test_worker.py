@@ -409,17 +409,73 @@ def test_a_board_that_the_servers_do_not_serve_is_left_to_other_workers(store, s
         left = play_out(store, stranger)
     assert left.unplayable == {small.id}
     assert {row.state for row in submissions.of_board(store, small)} == {State.QUEUED}
+    told = boards.of_id(store, small.id)
+    assert {row.reason_on(told) for row in submissions.of_board(store, small)} == {
+        "waits: the environment server does not serve frozen_lake with the board's options"
+    }
     with connect(server) as able:
         assert play_out(store, able).unplayable == set()
     assert {row.state for row in submissions.of_board(store, small)} == {State.SCORED}
+    assert boards.of_id(store, small.id).waits == ""
+
+
+def test_a_board_that_could_not_be_played_is_looked_at_again_later_and_later(tmp_path, client, monkeypatch, caplog):
+    monkeypatch.setattr(slot, "_AGAIN_SECONDS", 0.4)
+    caplog.set_level("INFO", logger="turngym_leaderboard")
+
+    def serve(store, version):
+        with store.writing() as session:
+            session.execute(text(f"UPDATE board_environments SET version = '{version}'"))
+
+    def states(store, board):
+        return {row.state for row in submissions.of_board(store, board)}
+
+    with open_store(tmp_path) as store:
+        board = dealt_board(store, client, **SMALL)
+        serve(store, "0.0")
+        once = play_out(store, client)
+        time.sleep(0.45)
+        once.run()
+        serve(store, board.environments[0].version)
+        time.sleep(0.45)
+        once.run()
+        assert (once.unplayable, states(store, board)) == ({board.id}, {State.QUEUED})
+        time.sleep(0.45)
+        once.run()
+        assert (once.unplayable, states(store, board)) == (set(), {State.SCORED})
+    said = [record.getMessage() for record in caplog.records if board.slug in record.getMessage()]
+    assert [message.partition("; ")[2] for message in said] == [
+        "its submissions are left to other workers, and it is looked at again",
+        "",
+    ]
+    assert said[1] == f"{board.slug} can be played again"
+
+
+def test_a_board_that_another_worker_plays_does_not_wait(tmp_path, client):
+    with open_store(tmp_path) as store:
+        board = dealt_board(store, client, **SMALL)
+        lease = claimed(store, kinds=(Kind.SCRIPTED,))
+        boards.note_waiting(store, board.id, "the server is another one", now=datetime.now(UTC))
+        assert boards.of_id(store, board.id).waits == ""
+        work.release(store, lease, now=datetime.now(UTC))
+        boards.note_waiting(store, board.id, "the server is another one", now=datetime.now(UTC))
+        reasons = {row.reason_on(boards.of_id(store, board.id)) for row in submissions.of_board(store, board)}
+        assert reasons == {"waits: the server is another one"}
+
+
+def test_a_server_that_refuses_an_episode_is_not_quoted_to_everybody(client):
+    with pytest.raises(CannotPlay) as refused, playing.servers_errors("frozen_lake"):
+        client.environment("level 4711")
+    assert "level 4711" in str(refused.value)
+    assert "4711" not in refused.value.public
 
 
 @pytest.mark.parametrize(
     ("column", "value", "told"),
     [
-        ("version", "'0.0'", "was dealt from frozen_lake of version 0.0, the server's is "),
-        ("split_epoch", "99", "of split epoch 99, the server's is 1"),
-        ("options_json", "'{}'", r"of options {}, the server's is \{"),
+        ("version", "'0.0'", "was dealt from frozen_lake of version 0.0, the environment server's is "),
+        ("split_epoch", "99", "of split epoch 99, the environment server's is 1"),
+        ("options_json", "'{}'", r"of options {}, the environment server's is \{"),
     ],
 )
 def test_a_board_is_played_only_on_what_it_was_dealt_from(tmp_path, client, column, value, told):
@@ -439,7 +495,7 @@ def test_a_board_whose_batch_the_server_has_no_room_for_is_not_played(tmp_path):
         open_store(tmp_path) as store,
     ):
         board = dealt_board(store, narrow, **SMALL)
-        with pytest.raises(CannotPlay, match="plays 5 episodes at once, but the server holds 4 sessions"):
+        with pytest.raises(CannotPlay, match="plays 5 episodes at once, but the environment server holds 4 sessions"):
             check_board(narrow, board)
 
 

@@ -106,7 +106,7 @@ def place(row: BoardRow) -> tuple[float, str]:
     return (-row.score.value if row.score else float("inf"), row.name)
 
 
-def waiting_row(submission: Submission) -> WaitingRow:
+def waiting_row(submission: Submission, board: Board) -> WaitingRow:
     """A submission without numbers."""
     return WaitingRow(
         id=submission.public_id,
@@ -114,7 +114,7 @@ def waiting_row(submission: Submission) -> WaitingRow:
         kind=submission.kind.value,
         owner=owner_of(submission),
         state=submission.state.value,
-        reason=submission.reason,
+        reason=submission.reason_on(board),
         episodes=submission.episodes,
         total=submission.total,
         private=is_private(submission),
@@ -129,7 +129,7 @@ def own_line(submission: Submission, board: Board) -> OwnLine:
         name=submission.name,
         kind=submission.kind.value,
         state=submission.state.value,
-        reason=submission.reason,
+        reason=submission.reason_on(board),
         private=is_private(submission),
     )
 
@@ -209,6 +209,9 @@ def environment_comparison(
         difference=Estimate(difference.value, interval.low, interval.high) if difference and interval else None,
         p_value=difference.p_value if difference else None,
         test={"mcnemar": "exact McNemar", "sign-flip": "exact sign-flip"}.get(difference.test, "")
+        if difference
+        else "",
+        disagreement=statistics.disagreement(difference.p_value, difference.interval, difference.instances)
         if difference
         else "",
         attempts=environment.definition.attempts,

@@ -116,7 +116,7 @@ class BoardSource:
             secret=board.secret or "",
             columns=tuple(column(environment, told) for environment in board.environments),
             rows=tuple(sorted(rows, key=place)),
-            waiting=tuple(waiting_row(each) for each in visible if each.state not in WITH_RESULTS),
+            waiting=tuple(waiting_row(each, board) for each in visible if each.state not in WITH_RESULTS),
             detectable=ranking.detectable,
             price_unit=unit,
         )
@@ -135,7 +135,7 @@ class BoardSource:
             kind=submission.kind.value,
             owner=owner_of(submission),
             state=submission.state.value,
-            reason=submission.reason,
+            reason=submission.reason_on(board),
             episodes=submission.episodes,
             total=submission.total,
             ranks=self._ranked(board, visible, results).ranks(submission.public_id),

@@ -208,7 +208,7 @@ class BoardRow:
 
 @dataclass(frozen=True, slots=True)
 class WaitingRow:
-    """A submission that has no result yet. `reason`: why it failed, where it has."""
+    """A submission that has no result yet. `reason`: why it failed or waits, where it does."""
 
     id: str
     name: str
@@ -223,7 +223,7 @@ class WaitingRow:
 
 @dataclass(frozen=True, slots=True)
 class OwnLine:
-    """A submission of whoever looks. `board`: its slug. `reason`: why it failed, where it has."""
+    """A submission of whoever looks. `board`: its slug. `reason`: why it failed or waits, where it does."""
 
     id: str
     board: str
@@ -379,6 +379,7 @@ class EnvironmentComparison:
     Attributes:
         difference: success of the other less that of the one; None: they have no instance in common.
         test: what the p-value is of.
+        disagreement: which to believe where test and interval disagree; "" where they do not.
         instances: all of them, in order.
     """
 
@@ -388,6 +389,7 @@ class EnvironmentComparison:
     difference: Estimate | None
     p_value: float | None
     test: str
+    disagreement: str
     attempts: int
     instances: tuple[InstancePair, ...]
 

@@ -162,7 +162,7 @@ class Board(Answer):
 
 
 class Submission(Answer):
-    """An agent on a board. `episodes`: played so far, of `total`. `reason`: why it ended as it did.
+    """An agent on a board. `episodes`: played so far, of `total`. `reason`: why it ended as it did, or why it waits.
 
     `examined_after`: where it is read by itself and waits for its examination, how many are before it.
     """

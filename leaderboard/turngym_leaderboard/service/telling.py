@@ -52,7 +52,7 @@ def told_submission(told: values.Submission, board: values.Board) -> Submission:
         owner=told.owner.name if told.owner else None,
         visibility=told.visibility,
         state=told.state,
-        reason=told.reason,
+        reason=told.reason_on(board),
         episodes=told.episodes,
         total=told.total,
         description=told.description,

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Final
 
 from sqlalchemy import select, update
@@ -17,7 +18,7 @@ from turngym_leaderboard.store import reading
 from turngym_leaderboard.store.database import Store
 from turngym_leaderboard.store.errors import NotFound, Taken, WrongState
 from turngym_leaderboard.store.models import BoardRow, EnvironmentRow, InstanceRow, SubmissionRow
-from turngym_leaderboard.store.submissions import is_whole, lock_board, new_public_id
+from turngym_leaderboard.store.submissions import clean, is_whole, lock_board, new_public_id
 from turngym_leaderboard.store.values import FINAL, Board, Deal, Kind, State, Submission, Visibility
 
 _NAMED: Final = 5
@@ -207,6 +208,16 @@ def close(store: Store, slug: str) -> Board:
         row = _row(session, slug)
         session.refresh(row)
         return reading.board(row)
+
+
+def note_waiting(store: Store, board_id: int, waits: str, *, now: datetime) -> None:
+    """Notes why a worker cannot play a board, unless another one is playing it; "": it can."""
+    played = select(SubmissionRow.id).where(
+        SubmissionRow.board_id == board_id, SubmissionRow.state == State.RUNNING, SubmissionRow.lease_until > now
+    )
+    noted = update(BoardRow).where(BoardRow.id == board_id).values(waits=clean(waits))
+    with store.writing() as session:
+        session.execute(noted.where(~played.exists()) if waits else noted)
 
 
 def _left_by_its_owner(row: SubmissionRow, whole: bool) -> str:

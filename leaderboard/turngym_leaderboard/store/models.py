@@ -99,7 +99,12 @@ class TokenRow(Table):
 
 
 class BoardRow(Table):
-    """A board; `closing`: since when nothing more is submitted to it, `closed`: since when its secret is published."""
+    """A board.
+
+    Attributes:
+        closing: since when nothing more is submitted to it. closed: since when its secret is published.
+        waits: why the last worker that looked at it could not play it, or "".
+    """
 
     __tablename__ = "boards"
 
@@ -111,6 +116,7 @@ class BoardRow(Table):
     created: Mapped[datetime]
     closing: Mapped[datetime | None]
     closed: Mapped[datetime | None]
+    waits: Mapped[str] = mapped_column(Text, default="", server_default="")
 
     environments: Mapped[list["EnvironmentRow"]] = relationship(
         lazy="selectin", order_by="EnvironmentRow.position", back_populates="board"

@@ -61,6 +61,7 @@ def board(row: BoardRow) -> Board:
         created=row.created,
         closing=row.closing,
         closed=row.closed,
+        waits=row.waits,
         environments=tuple(
             Environment(
                 id=environment.id,

@@ -64,6 +64,7 @@ class Board:
         secret_hash: SHA-256 in hexadecimal of the secret's decimal digits, published from the first day.
         secret: decimal digits; None until the season is closed.
         closing: since when nothing more is submitted to it; workers may still play what there is.
+        waits: why no worker plays it, for everybody to read; "": nothing is known to be in the way.
     """
 
     id: int
@@ -74,6 +75,7 @@ class Board:
     created: datetime
     closing: datetime | None
     closed: datetime | None
+    waits: str
     environments: tuple["Environment", ...]
 
     def environment(self, label: str) -> "Environment":
@@ -143,6 +145,10 @@ class Submission:
     queued: datetime | None
     started: datetime | None
     finished: datetime | None
+
+    def reason_on(self, board: Board) -> str:
+        """Why it stands where it does on its board: of one that is queued, why no worker plays the board."""
+        return f"waits: {board.waits}" if self.state is State.QUEUED and board.waits else self.reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
