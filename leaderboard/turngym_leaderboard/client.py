@@ -25,6 +25,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -78,6 +79,8 @@ _LONGEST_WAIT: Final = 10.0
 _TIMEOUT: Final = httpx.Timeout(30.0, read=60.0)
 _HASHING_TIMEOUT: Final = httpx.Timeout(30.0, read=900.0)
 """Of a part of a file: the service reads the whole file once more after its last part."""
+_STRAGGLERS: Final = 2.0
+"""Seconds for which an agent that plays several episodes is kept waiting for those whose answers are late."""
 _PART_BYTES: Final = 64 << 20
 """Of a file in one request."""
 _CHUNK_BYTES: Final = 1 << 18
@@ -119,7 +122,14 @@ class BoardClient:
             headers["Authorization"] = f"Bearer {token}"
         self._patience = patience
         # No redirects: they would take the token along.
-        self._http = httpx.Client(base_url=self._url, headers=headers, timeout=_TIMEOUT, follow_redirects=False)
+        self._http = httpx.Client(
+            base_url=self._url,
+            headers=headers,
+            timeout=_TIMEOUT,
+            # Of the answers that `play_remote` sends at once none waits for another's connection.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
+            follow_redirects=False,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -274,7 +284,8 @@ class BoardClient:
         """Plays a remote submission to its end, also one that was begun or interrupted elsewhere.
 
         Args:
-            at_once: episodes that the agent is shown together; each has to be answered in the board's time.
+            at_once: episodes that the agent is shown together; each has to be answered in the board's time. Where some
+                are long in coming back the agent is shown the others meanwhile.
             progress: called with the number of episodes that have not ended.
 
         Raises:
@@ -284,10 +295,14 @@ class BoardClient:
         while (dealt := self.ask(id, at_once)).left:
             progress(dealt.left)
             going = dealt.episodes
-            while going:
-                turns = _turns(going, agent(going))
-                played = [self._turn(id, *each) for each in zip(going, turns, strict=True)]
-                going = tuple(episode for episode in played if episode is not None)
+            with ThreadPoolExecutor(max(1, len(going))) as senders:
+                waited: set[Future[RemoteEpisode | None]] = set()
+                while going or waited:
+                    turns = _turns(going, agent(going)) if going else []
+                    waited |= {senders.submit(self._turn, id, *each) for each in zip(going, turns, strict=True)}
+                    played = _played(waited)
+                    waited -= played
+                    going = tuple(episode for each in played if (episode := each.result()) is not None)
         return self.status(id)
 
     def ask(self, id: str, episodes: int = 1) -> Dealt:
@@ -405,6 +420,12 @@ class BoardClient:
 
     def _silence(self, error: httpx.TransportError) -> BoardError:
         return BoardError(f"{self._url} does not answer: {str(error) or type(error).__name__}")
+
+
+def _played(sent: set[Future[RemoteEpisode | None]]) -> set[Future[RemoteEpisode | None]]:
+    """Those of the answers that have come, all of them unless some are long in coming: the others' time runs on."""
+    done, _ = wait(sent, timeout=_STRAGGLERS)
+    return done or wait(sent, return_when=FIRST_COMPLETED).done
 
 
 class _Patience:

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pytest
 from server_process import ServerProcess
 from service_in_thread import serving
 from small_boards import SECRET, dealt_board, definition, everything, play_out
-from sqlalchemy import update
+from sqlalchemy import event, update
 
 from turngym.sealed import read_seal_key
 from turngym_client import connect
@@ -369,11 +370,11 @@ def test_who_has_seen_the_levels_submits_nothing_further(tmp_path, client):
             assert submissions.set_state(store, made["whole"].public_id, State.QUEUED).state is State.QUEUED
 
 
-def run_out_of_time(store):
+def run_out_of_time(store, now=datetime(2000, 1, 1, tzinfo=UTC)):
     """Of every turn that is waited for."""
     with store.writing() as session:
         waited_for = RemoteEpisodeRow.due.is_not(None)
-        session.execute(update(RemoteEpisodeRow).where(waited_for).values(due=datetime(2000, 1, 1, tzinfo=UTC)))
+        session.execute(update(RemoteEpisodeRow).where(waited_for).values(due=now))
 
 
 def test_an_agent_that_asks_for_nothing_more_has_failed_in_the_rest(tmp_path, client):
@@ -511,29 +512,172 @@ def test_while_no_server_answers_no_time_runs_and_nothing_is_lost(tmp_path):
         open_store(tmp_path) as store,
         connect(running.address) as patient,
         connect(running.address, deadline=2.0, patience=1.0, failover=0.2) as hasty,
+        ExitStack() as stack,
     ):
         board = dealt_board(store, patient, **SEALED)
         with offered(store, hasty) as ann:
-            impatient = BoardClient(ann._url, token_of(store, "ann"), patience=0)
+            impatient = stack.enter_context(BoardClient(ann._url, token_of(store, "ann"), patience=0))
             mine = ann.begin_remote(board.slug, name="mine")
-            episode, *_ = ann.ask(mine.id, 2).episodes
+            episode, late, _ = ann.ask(mine.id, 3).episodes
             first = ann.answer(mine.id, episode.id, 0, ["Down"])
             running.kill()
-            with impatient, pytest.raises(BoardError, match="no environment server can play this now") as refused:
+            with pytest.raises(BoardError, match="no environment server can play this now") as refused:
                 impatient.answer(mine.id, episode.id, 1, ["Right"])
             assert refused.value.status == 503
             assert ann.answer(mine.id, episode.id, 0, ["Down"]).observation == first.observation
-            run_out_of_time(store)
-            wait_until(lambda: not remote.overdue(store, datetime.now(UTC)))
-            assert remote.find(store, submissions.find(store, mine.id), episode.id).ended is None
+            # The time of the others ends while no server could play them; one of them is answered then.
+            run_out_of_time(store, now=datetime.now(UTC))
+            with pytest.raises(BoardError, match="no environment server can play this now"):
+                impatient.answer(mine.id, late.id, 0, ["Right"])
+            run_out_of_time(store, now=datetime.now(UTC))
             running.start()
             step = ann.answer(mine.id, episode.id, 1, ["Right"])
             assert step.turn == 2
             ann.play_remote(mine.id, walk, at_once=4)
             found = [record for _, record, _ in episodes_of(store, board)]
-            # The other episode that was dealt had nothing to wait for, and time went on.
-            assert sorted(record.outcome for record in found) == ["agent_fault"] + 6 * ["played"]
-            assert {record.fault for record in found} == {"", "deadline: turn 0 was not answered within 60 s"}
+            assert [(record.outcome, record.fault) for record in found] == EPISODES * [("played", "")]
+
+
+SEVERAL = SEALED | {"batch": 24, "environments": [{"id": "frozen_lake", "instances": 23, "showcase": 1}]}
+"""More at once than the service has players."""
+
+
+@contextmanager
+def halted(process):
+    """Within the block a process stands still."""
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+
+
+def test_an_answer_counts_from_when_it_arrives_however_many_wait_for_a_server(tmp_path):
+    with (
+        ServerProcess("--env", "frozen_lake", "--splits", "held_out") as running,
+        open_store(tmp_path) as store,
+        connect(running.address) as client,
+    ):
+        board = dealt_board(store, client, **SEVERAL)
+        proxy = Proxy(store, client, times=Times(turn=timedelta(seconds=4)))
+        names = ("ann", "bob")
+        with (
+            kept(proxy, every=0.1),
+            serving(store, proxy=proxy) as address,
+            BoardClient(address, token_of(store, "ann")) as ann,
+            BoardClient(address, token_of(store, "bob")) as bob,
+            ThreadPoolExecutor(32) as senders,
+        ):
+            mine = [each.begin_remote(board.slug, name=name).id for each, name in zip((ann, bob), names, strict=True)]
+            dealt = [(ann, mine[0], each) for each in ann.ask(mine[0], 24).episodes]
+            dealt += [(bob, mine[1], each) for each in bob.ask(mine[1], 4).episodes]
+            with halted(running.process):
+                sent = [
+                    senders.submit(each.answer, number, episode.id, 0, ["Right"]) for each, number, episode in dealt
+                ]
+                time.sleep(8)
+                assert not any(each.done() for each in sent)
+            steps = [each.result() for each in sent]
+            assert {(step.turn, step.fault) for step in steps} == {(1, "")}
+
+
+def test_what_is_played_at_once_goes_on_beside_an_answer_that_waits(tmp_path, faulty):
+    made = {"environments": [FAULTY], "batch": 4}
+    with open_store(tmp_path) as store:
+        deals = deal_board(faulty, definition(**made), SECRET)
+        board = boards.create(store, definition(sealed=True, **made), SECRET, deals)
+        proxy = Proxy(store, faulty, times=Times(turn=timedelta(seconds=4)))
+        with (
+            kept(proxy, every=0.1),
+            serving(store, proxy=proxy) as address,
+            BoardClient(address, token_of(store, "ann")) as ann,
+        ):
+            mine = ann.begin_remote(board.slug, name="mine")
+            first = []
+
+            def agent(episodes):
+                first.append(episodes[0].id)
+                return [
+                    ["linger" if e.id == first[0] and not e.turn else "win" if e.turn else "wait"] for e in episodes
+                ]
+
+            ann.play_remote(mine.id, agent, at_once=3)
+        found = [record for _, record, _ in episodes_of(store, board)]
+        assert [(record.outcome, record.fault) for record in found] == 3 * [("played", "")]
+
+
+def test_whole_batches_outlast_a_server_that_is_away_for_longer_than_a_turn(tmp_path):
+    with (
+        ServerProcess("--env", "frozen_lake", "--splits", "held_out") as running,
+        open_store(tmp_path) as store,
+        connect(running.address, deadline=5.0, patience=2.0) as client,
+    ):
+        board = dealt_board(store, client, **SEVERAL)
+        proxy = Proxy(store, client, times=Times(turn=timedelta(seconds=4)))
+        with (
+            kept(proxy, every=0.1),
+            serving(store, proxy=proxy) as address,
+            BoardClient(address, token_of(store, "ann")) as ann,
+        ):
+            mine = ann.begin_remote(board.slug, name="mine")
+            asked = []
+
+            def back():
+                time.sleep(8)
+                running.start()
+
+            def agent(episodes):
+                asked.append(len(episodes))
+                if len(asked) == 2:
+                    running.kill()
+                    threading.Thread(target=back).start()
+                return walk(episodes)
+
+            assert ann.play_remote(mine.id, agent, at_once=20).state is State.QUEUED
+        found = [record for _, record, _ in episodes_of(store, board)]
+        assert {(record.outcome, record.fault) for record in found} == {("played", "")}
+
+
+@pytest.mark.parametrize(
+    ("stands_still", "fault"), [(False, "deadline: turn 0 was not answered within 60 s"), (True, "")]
+)
+def test_while_the_service_stands_still_no_time_runs(tmp_path, client, stands_still, fault):
+    with open_store(tmp_path) as store:
+        board = dealt_board(store, client, **SEALED)
+        proxy = Proxy(store, client, times=Times(turn=timedelta(seconds=60), unseen=timedelta(seconds=1)))
+        owner = owners.create(store, "ann")
+        told = {"name": "mine", "visibility": Visibility.PRIVATE}
+        mine = proxy.open(board, owner, public_id=submissions.new_public_id(), **told)
+        [episode] = proxy.deal(mine, board, 1)
+        run_out_of_time(store)
+        if stands_still:
+            time.sleep(1.2)
+        proxy.look()
+        proxy.sweep()
+        assert remote.find(store, mine, episode.public_id).fault == fault
+
+
+def test_what_the_database_fails_in_is_nobodys_failure(tmp_path, client, caplog):
+    with open_store(tmp_path) as store, offered(store, client) as ann:
+        board = dealt_board(store, client, **SEALED)
+        mine = ann.begin_remote(board.slug, name="mine")
+        episode, other = ann.ask(mine.id, 2).episodes
+        pages = {"most": 1}
+
+        def limit(connection, record, proxy):
+            connection.execute(f"PRAGMA max_page_count = {pages['most']}").close()
+
+        event.listen(store._writing, "checkout", limit)
+        answer = "<answer>Right</answer>" + 60_000 * " "
+        with BoardClient(ann._url, token_of(store, "bob"), patience=0) as hasty:
+            hasty._http.headers["Authorization"] = ann._http.headers["Authorization"]
+            with pytest.raises(BoardError, match="the board's disk is full, which its operator has to mend") as refused:
+                hasty.answer(mine.id, episode.id, 0, answer)
+        assert refused.value.status == 503
+        assert "disk is full" in caplog.text
+        run_out_of_time(store)
+        pages["most"] = 1 << 30
+        assert [ann.answer(mine.id, each.id, 0, answer).turn for each in (episode, other)] == [1, 1]
 
 
 FAULTY = {"id": "faulty", "split": "all", "instances": 3, "showcase": 0, "limits": {"max_turns": 0, "max_actions": 0}}

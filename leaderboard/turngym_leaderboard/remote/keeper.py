@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Final
 
@@ -13,27 +13,37 @@ from turngym_leaderboard.remote.proxy import Proxy, ServersAway
 from turngym_leaderboard.store import StoreError
 
 EVERY: Final = 5.0
-"""Seconds between two looks."""
+"""Seconds between two rounds."""
+LOOKS: Final = 1.0
+"""Seconds between two looks at which boards can be played, at most."""
 _log: Final = logging.getLogger(__name__)
 
 
 @contextmanager
 def kept(proxy: Proxy, every: float = EVERY) -> Generator[None]:
-    """Within the block turns run out, and answers that no server could play are played."""
-    proxy.renew()
+    """Within the block time runs where boards can be played, and answers that no server could play are played."""
     stop = threading.Event()
-    keeper = threading.Thread(target=_keep, args=(proxy, stop, every), name="remote-keeper")
-    keeper.start()
+    # Two threads: what waits for a server must not keep the other from seeing that it is away.
+    keepers = [
+        threading.Thread(target=_keep, args=(proxy, work, stop, seconds), name=f"remote-{work.__name__}")
+        for work, seconds in ((proxy.look, min(every, LOOKS)), (proxy.sweep, every))
+    ]
+    for keeper in keepers:
+        keeper.start()
     try:
         yield
     finally:
         stop.set()
-        keeper.join()
+        for keeper in keepers:
+            keeper.join()
 
 
-def _keep(proxy: Proxy, stop: threading.Event, every: float) -> None:
+def _keep(proxy: Proxy, work: Callable[[], None], stop: threading.Event, every: float) -> None:
     while not stop.wait(every):
         try:
-            proxy.sweep()
-        except (ServersAway, StoreError, SQLAlchemyError, TurngymError) as error:
+            work()
+        except SQLAlchemyError as error:
+            proxy.stumbled()
+            _log.warning("remote agents' turns have to wait: %s", error)
+        except (ServersAway, StoreError, TurngymError) as error:
             _log.warning("remote agents' turns have to wait: %s", error)

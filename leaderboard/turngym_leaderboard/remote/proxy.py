@@ -7,6 +7,8 @@ the server's are not.
 
 import logging
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -53,10 +55,12 @@ class Times:
 
     Attributes:
         turn: for an answer. idle: without asking for anything, after which what was not dealt counts as failed.
+        unseen: after which a board that was not seen to be playable counts as having been away.
     """
 
     turn: timedelta = timedelta(minutes=10)
     idle: timedelta = timedelta(hours=24)
+    unseen: timedelta = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,12 @@ class _Table:
 
 
 class Proxy:
-    """Plays remote agents' turns on environment servers. May be shared by threads, and with other services' proxies."""
+    """Plays remote agents' turns on environment servers. May be shared by threads, and with other services' proxies.
+
+    A turn's time is over only once its board was seen to be playable at its end, and all the time before: `look` has to
+    be called more often than `Times.unseen`. After a time without that, be it that servers were away, the database
+    failed or this process stood still, all turns of the board have their whole time anew.
+    """
 
     def __init__(
         self, store: Store, client: Client, *, seal_key: SealKey | None = None, times: Times | None = None
@@ -81,6 +90,10 @@ class Proxy:
         self._seal_key = seal_key
         self._sessions = Sessions(client)
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
+        self._looking = threading.Lock()
+        self._seen: dict[int, datetime] = {}
+        self._away: set[int] = set()
+        self._arriving: dict[str, list[datetime]] = {}
 
     def open(self, board: Board, owner: Owner, *, name: str, visibility: Visibility, public_id: str) -> Submission:
         """Begins a submission; asked for again, gives the one that there is.
@@ -96,10 +109,10 @@ class Proxy:
                 "levels, so it takes no remote agents"
             )
         try:
-            check_board(self._client, board)
-        except (CannotPlay, ServersGone) as error:
-            _log.error("no remote submission can be begun: %s", error)
-            raise ServersAway(f"the environment servers do not play {board.slug} now; try again later") from error
+            self._look(board)
+        except ServersAway as error:
+            _log.error("no remote submission can be begun: %s", error.__cause__)
+            raise
         told = {
             "kind": "remote",
             "played_by": "its owner's own program, which the board knows nothing of",
@@ -131,7 +144,7 @@ class Proxy:
             WrongState: the submission is not played now.
             ServersAway: not all could be started or played on; those that were dealt stay so.
         """
-        self._expire(_now(), only=submission)
+        self._expire(only=submission)
         dealt = remote.deal(self._store, submission.public_id, min(most, board.definition.batch), now=_now())
         begun = self._start(submission, board, [each for each in dealt if each.start is None])
         now = [begun.get(each.id, each) for each in dealt]
@@ -141,38 +154,75 @@ class Proxy:
         """An episode that has been dealt, where it stands. Raises NotFound."""
         return remote.find(self._store, submission, public_id)
 
-    def answer(
-        self, submission: Submission, board: Board, public_id: str, turn: int, written: str | tuple[str, ...]
+    def keep(
+        self,
+        submission: Submission,
+        public_id: str,
+        turn: int,
+        written: str | tuple[str, ...],
+        *,
+        arrived: datetime,
     ) -> RemoteEpisode:
-        """Plays a turn, once: the same answer given again changes nothing.
+        """Keeps an answer that came in time, and waits for no server. One that came late is left to `answer`.
 
         Args:
             written: the agent's text, in the form that agents are told; or its actions.
+            arrived: when the answer was there, however long ago.
 
         Raises:
             NotFound: there is no such episode.
-            WrongState: it is over, its time ran out, it is at another turn, this one was answered otherwise, or its
-                submission was ended meanwhile.
+            WrongState: it is over, it is at another turn, this one was answered otherwise, or its submission was ended.
+        """
+        with self._arrives(public_id, arrived):
+            episode = remote.find(self._store, submission, public_id)
+            answer = _answer(episode, written)
+            if _is_over(episode, arrived) and turn == len(episode.turns):
+                return episode
+            return remote.answer(self._store, episode, turn, answer, now=arrived)
+
+    def answer(
+        self,
+        submission: Submission,
+        board: Board,
+        public_id: str,
+        turn: int,
+        written: str | tuple[str, ...],
+        *,
+        arrived: datetime,
+    ) -> RemoteEpisode:
+        """Plays a turn, once: the same answer given again changes nothing. Arguments are those of `keep`.
+
+        Raises:
+            NotFound: there is no such episode.
+            WrongState: as `keep` does, or its time ran out, or its submission was ended while it was played.
             ServersAway: the answer is kept, and will be played.
         """
-        arrived = _now()
-        episode = remote.find(self._store, submission, public_id)
-        if turn < len(episode.played):
-            # No environment server is asked, nor waited for.
-            return remote.answer(self._store, episode, turn, _answer(episode, written), now=arrived)
-        with self._alone(public_id):
-            episode = remote.find(self._store, submission, public_id)
-            self._expire_one(submission, board, episode, arrived)
-            kept = remote.answer(self._store, episode, turn, _answer(episode, written), now=arrived)
-            told = self._play(submission, board, kept) if kept.pending else kept
+        kept = self.keep(submission, public_id, turn, written, arrived=arrived)
+        if turn < len(kept.played):
+            return kept  # No environment server is asked, nor waited for.
+        if turn == len(kept.turns):
+            self._settle(submission, board, kept)
+            kept = remote.answer(self._store, kept, turn, _answer(kept, written), now=arrived)
+        told = self._caught_up(submission, board, kept)
         if told.pending:
             raise remote.not_played(self._store, submission)  # It was ended while the turn was played.
         return told
 
-    def renew(self) -> None:
-        """Gives whoever could not answer while no service ran the whole time anew."""
-        now = _now()
-        remote.renew(self._store, now + self.times.turn, now=now)
+    def look(self) -> None:
+        """Sees which boards can be played now, so that time runs on them."""
+        for number in remote.played_boards(self._store):
+            try:
+                self._look(boards.of_id(self._store, number))
+                self._away.discard(number)
+            except ServersAway as error:
+                if number not in self._away:
+                    _log.warning("remote agents' turns have to wait: %s", error.__cause__)
+                self._away.add(number)
+
+    def stumbled(self) -> None:
+        """Notes that the database failed, so that whoever was refused for that has the whole time anew."""
+        with self._looking:
+            self._seen.clear()
 
     def sweep(self) -> None:
         """Looks after what nobody asks for: answers that wait for a server, turns and submissions that are overdue.
@@ -181,7 +231,7 @@ class Proxy:
             ServersAway: what is on the board whose servers are away has to wait.
         """
         now = _now()
-        self._expire(now)
+        self._expire()
         self._sessions.forget_all_but(remote.going_on(self._store))
         away: dict[int, ServersAway] = {}
         for episode in remote.pending(self._store, now):
@@ -193,13 +243,41 @@ class Proxy:
                 except ServersAway as error:
                     away[board.id] = error
         for submission in remote.idle(self._store, now - self.times.idle):
-            if submission.board_id not in away:
+            seen = self._seen.get(submission.board_id)
+            if seen is not None and _now() - seen <= self.times.unseen and submission.board_id not in away:
                 try:
                     self._abandon(submission)
                 except ServersAway as error:
                     away[submission.board_id] = error
         for error in away.values():
             raise error
+
+    def _look(self, board: Board) -> None:
+        """Raises ServersAway where nothing of a board could be played now."""
+        try:
+            check_board(self._client, board)
+        except (CannotPlay, ServersGone) as error:
+            with self._looking:
+                self._seen.pop(board.id, None)
+            raise ServersAway(f"the environment servers do not play {board.slug} now; try again later") from error
+        with self._looking:
+            now, seen = _now(), self._seen.get(board.id)
+            if seen is None or now - seen > self.times.unseen:
+                remote.renew(self._store, board.id, now + self.times.turn, now=now)
+            self._seen[board.id] = now
+
+    @contextmanager
+    def _arrives(self, public_id: str, arrived: datetime) -> Generator[None]:
+        """Within the block no answer that came then to this episode is too late for the others of this proxy."""
+        with self._looking:
+            self._arriving.setdefault(public_id, []).append(arrived)
+        try:
+            yield
+        finally:
+            with self._looking:
+                self._arriving[public_id].remove(arrived)
+                if not self._arriving[public_id]:
+                    del self._arriving[public_id]
 
     def _abandon(self, submission: Submission) -> None:
         """Ends all episodes of a submission that are left."""
@@ -320,21 +398,36 @@ class Proxy:
         self._sessions.forget(episode.public_id)
         return ended
 
-    def _expire(self, now: datetime, only: Submission | None = None) -> None:
+    def _expire(self, only: Submission | None = None) -> None:
         """Ends the episodes whose time is over, all or one submission's, so that others can be dealt in their place."""
-        for episode in remote.overdue(self._store, now):
-            if only is not None and episode.submission_id != only.id:
-                continue
-            submission, board = self._of(episode)
-            with self._alone(episode.public_id):
-                found = remote.find(self._store, submission, episode.public_id)
-                self._expire_one(submission, board, found, now)
+        for episode in remote.overdue(self._store, _now()):
+            if only is None or episode.submission_id == only.id:
+                submission, board = self._of(episode)
+                self._expire_one(submission, board, episode)
 
-    def _expire_one(self, submission: Submission, board: Board, episode: RemoteEpisode, now: datetime) -> None:
-        if episode.ended is None and episode.due is not None and episode.due <= now:
+    def _settle(self, submission: Submission, board: Board, episode: RemoteEpisode) -> None:
+        """Ends an episode that was answered late, or gives its turn more time where no server could have played it."""
+        if not self._seen_after(board, episode):
+            try:
+                self._look(board)
+            except ServersAway:
+                remote.renew(self._store, board.id, _now() + self.times.turn, now=_now())
+        self._expire_one(submission, board, remote.find(self._store, submission, episode.public_id))
+
+    def _expire_one(self, submission: Submission, board: Board, episode: RemoteEpisode) -> None:
+        if not self._seen_after(board, episode):
+            return
+        with self._looking:
+            arriving = tuple(self._arriving.get(episode.public_id, ()))
+        if all(_is_over(episode, arrived) for arrived in arriving):
             seconds = self.times.turn.total_seconds()
             fault = f"deadline: turn {len(episode.played)} was not answered within {seconds:g} s"
             self._end(submission, board, episode, "agent", fault, told=fault)
+
+    def _seen_after(self, board: Board, episode: RemoteEpisode) -> bool:
+        """Whether the time of an episode's turn was over when its board was last seen to be playable."""
+        seen = self._seen.get(board.id)
+        return seen is not None and _is_over(episode, seen)
 
     def _table(self, submission: Submission, board: Board, episode: RemoteEpisode) -> _Table:
         [environment] = [each for each in board.environments if each.id == episode.environment_id]
@@ -354,6 +447,11 @@ class Proxy:
             _log.error("the servers do not serve what the board was dealt from: %s", error)
         if isinstance(error, (*AWAY, *NOT_SERVED)):
             raise ServersAway("no environment server can play this now; what you sent is kept, ask again") from error
+
+
+def _is_over(episode: RemoteEpisode, now: datetime) -> bool:
+    """Whether the time for an episode's turn is over then."""
+    return episode.ended is None and episode.due is not None and episode.due <= now
 
 
 def _as_before(sealed: bytes) -> Seal:

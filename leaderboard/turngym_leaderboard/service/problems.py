@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import sqlite3
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final, cast
@@ -9,15 +10,19 @@ from typing import Final, cast
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from sqlalchemy import exc
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from turngym_leaderboard.intake import Refused
 from turngym_leaderboard.remote.proxy import ServersAway
+from turngym_leaderboard.service.state import Service
 from turngym_leaderboard.store import LimitReached, NoRoom, NotFound, StoreError
 
 log: Final = logging.getLogger(__name__)
 AWAY_SECONDS: Final = 2
 """After which an environment server that did not answer is asked again."""
+STUMBLED_SECONDS: Final = 5
+"""After which a database that failed is asked again."""
 _STATUS: Final[Mapping[type[StoreError], HTTPStatus]] = {
     NotFound: HTTPStatus.NOT_FOUND,
     LimitReached: HTTPStatus.FORBIDDEN,
@@ -51,6 +56,22 @@ def add_handlers(app: FastAPI) -> None:
     def away(request: Request, error: ServersAway) -> Response:
         return _told(HTTPStatus.SERVICE_UNAVAILABLE, str(error), {"Retry-After": str(AWAY_SECONDS)})
 
+    @app.exception_handler(exc.InterfaceError)
+    @app.exception_handler(exc.OperationalError)
+    @app.exception_handler(exc.TimeoutError)
+    def stumbled(request: Request, error: exc.SQLAlchemyError) -> Response:
+        if getattr(error.__cause__, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
+            raise error  # SQLite's for what was asked wrongly, which goes on failing.
+        log.error("the database failed in %s %s: %s", request.method, request.url.path, error)
+        found: Service = request.app.state.service
+        if found.proxy is not None:
+            found.proxy.stumbled()
+        return _told(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            f"{_why(error)}; send the same again",
+            {"Retry-After": str(STUMBLED_SECONDS)},
+        )
+
     @app.exception_handler(Refused)
     def refused(request: Request, error: Refused) -> Response:
         return _told(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
@@ -68,7 +89,17 @@ def add_handlers(app: FastAPI) -> None:
             HTTPStatus.INTERNAL_SERVER_ERROR, f"the service failed; its operator finds it as {number} in the log"
         )
 
-    _ = (http, store, away, refused, malformed, failed)
+    _ = (http, store, away, stumbled, refused, malformed, failed)
+
+
+def _why(error: Exception) -> str:
+    """What a database failed by, without its words, which may tell of rows and addresses."""
+    told = str(error)
+    if "disk is full" in told or "No space left" in told:
+        return "the board's disk is full, which its operator has to mend"
+    if "is locked" in told or isinstance(error, exc.TimeoutError):
+        return "the board's database is busy"
+    return "the board's database does not answer"
 
 
 def _fault(fault: Mapping[str, object]) -> str:

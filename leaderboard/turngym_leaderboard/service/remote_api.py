@@ -5,10 +5,11 @@ the same answer to a turn gets the same answer.
 """
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Annotated, Final, TypeVar
 
 import anyio.to_thread
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Depends, Path, Response
 from fastapi.concurrency import run_in_threadpool
 
 from turngym_client import answer_form
@@ -21,7 +22,7 @@ from turngym_leaderboard.service.problems import problem
 from turngym_leaderboard.service.state import Service, ServiceOf
 from turngym_leaderboard.service.telling import told_submission
 from turngym_leaderboard.store import boards, remote, submissions
-from turngym_leaderboard.store.values import Board, Kind, RemoteEpisode
+from turngym_leaderboard.store.values import Board, Kind, RemoteEpisode, Submission
 
 router: Final = APIRouter(
     prefix=PREFIX, responses={status: {"model": Problem} for status in (401, 403, 404, 409, 422, 429, 503)}
@@ -86,16 +87,38 @@ async def read(service: ServiceOf, caller: CallerOf, id: Id, episode: EpisodeId)
     return await run_in_threadpool(work)
 
 
+async def _arrived() -> datetime:
+    """When the whole of a request was there, since its body has been read by then."""
+    return datetime.now(UTC)
+
+
 @router.post("/submissions/{id}/play/{episode}")
-async def answer(service: ServiceOf, caller: CallerOf, id: Id, episode: EpisodeId, turn: Turn) -> messages.Step:
+async def answer(
+    # The first one, so that it waits for no other.
+    arrived: Annotated[datetime, Depends(_arrived)],
+    service: ServiceOf,
+    caller: CallerOf,
+    id: Id,
+    episode: EpisodeId,
+    turn: Turn,
+) -> messages.Step:
     """Plays a turn, once. The same answer to the same turn gets the same; another one is refused with 409.
 
-    503 means that no environment server could be reached. The answer is kept then, and no time runs; send it again.
+    It counts as given when it has arrived. 503 means that no environment server could be reached, or that the board's
+    own database failed: no time runs then; send the same again.
     """
 
-    def work() -> messages.Step:
+    def keep() -> tuple[Submission, Board]:
         submission, board = owned(service, caller.viewer, id)
-        return _step(_proxy(service).answer(submission, board, episode, turn.turn, turn.written), turn.turn)
+        _proxy(service).keep(submission, episode, turn.turn, turn.written, arrived=arrived)
+        return submission, board
+
+    # Whoever waits for environment servers holds up no other's answer.
+    submission, board = await run_in_threadpool(keep)
+
+    def work() -> messages.Step:
+        played = _proxy(service).answer(submission, board, episode, turn.turn, turn.written, arrived=arrived)
+        return _step(played, turn.turn)
 
     return await _playing(service, work)
 

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
@@ -30,6 +31,13 @@ from turngym_leaderboard.store.values import (
     Submission,
 )
 from turngym_leaderboard.store.work import UNRESOLVED, keep_episode
+
+_PLAYED: Final = (
+    SubmissionRow.kind == Kind.REMOTE,
+    SubmissionRow.state == State.RUNNING,
+    SubmissionRow.lease_until.is_(None),
+)
+"""Submissions that their owners play, and no worker scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +194,7 @@ def end(
     told: str = "",
     now: datetime,
 ) -> RemoteEpisode:
-    """Ends an episode with what it came to; one that has ended stays as it is.
+    """Ends an episode with what it came to; one that has ended, or was answered meanwhile, stays as it is.
 
     Args:
         last: what came of its pending turn, if that is why.
@@ -199,6 +207,8 @@ def end(
         )
         row = _locked(session, episode)
         if row.ended is not None or submission is None or submission.state is not State.RUNNING:
+            return _read(session, row)
+        if row.due != episode.due:
             return _read(session, row)
         if last is not None:
             _put_outcome(session, row, len(episode.played), last)
@@ -247,12 +257,8 @@ def overdue(store: Store, now: datetime) -> list[RemoteEpisode]:
 def idle(store: Store, before: datetime) -> list[Submission]:
     """Submissions of which nothing has been asked for or answered since then."""
     with store.reading() as session:
-        rows = session.scalars(
-            select(SubmissionRow).where(
-                SubmissionRow.kind == Kind.REMOTE, SubmissionRow.state == State.RUNNING, SubmissionRow.changed <= before
-            )
-        )
-        return [reading.submission(row) for row in rows if row.lease_until is None]
+        rows = session.scalars(select(SubmissionRow).where(*_PLAYED, SubmissionRow.changed <= before))
+        return [reading.submission(row) for row in rows]
 
 
 def going_on(store: Store) -> set[str]:
@@ -261,21 +267,26 @@ def going_on(store: Store) -> set[str]:
         return {row.public_id for row in session.scalars(_going_on().where(RemoteEpisodeRow.start.is_not(None)))}
 
 
-def renew(store: Store, due: datetime, *, now: datetime) -> None:
-    """Gives every episode that goes on at least until then: while nobody could answer, no time counts."""
+def played_boards(store: Store) -> list[int]:
+    """Numbers of the boards on which submissions are played by their owners now."""
+    with store.reading() as session:
+        return list(session.scalars(select(SubmissionRow.board_id).where(*_PLAYED).distinct()))
+
+
+def renew(store: Store, board_id: int, due: datetime, *, now: datetime) -> None:
+    """Gives every episode of a board that goes on at least until then: while nobody could answer, no time counts."""
     # Submissions first, as in `end`.
     with store.writing() as session:
+        of_it = (SubmissionRow.board_id == board_id, *_PLAYED)
+        session.execute(update(SubmissionRow).where(*of_it).values(changed=now))
         session.execute(
-            update(SubmissionRow)
+            update(RemoteEpisodeRow)
             .where(
-                SubmissionRow.kind == Kind.REMOTE,
-                SubmissionRow.state == State.RUNNING,
-                SubmissionRow.lease_until.is_(None),
+                RemoteEpisodeRow.submission_id.in_(select(SubmissionRow.id).where(*of_it)),
+                RemoteEpisodeRow.ended.is_(None),
+                RemoteEpisodeRow.due < due,
             )
-            .values(changed=now)
-        )
-        session.execute(
-            update(RemoteEpisodeRow).where(RemoteEpisodeRow.ended.is_(None), RemoteEpisodeRow.due < due).values(due=due)
+            .values(due=due)
         )
 
 
