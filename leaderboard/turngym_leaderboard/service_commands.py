@@ -239,10 +239,15 @@ def new_token_command(
 ) -> None:
     """Prints a new token, this once: the database keeps its SHA-256."""
     with needs_board():
+        from turngym_leaderboard.naming import checked_name
         from turngym_leaderboard.store import NotFound, StoreError, open_store, owners
     with one_line_errors(StoreError), open_store(data, database) as store:
-        if not owner.isprintable() or not 0 < len(owner.strip()) == len(owner) <= 64:
-            fail(f"{owner[:80]!r} cannot name an owner; expected 1 to 64 printable characters")
+        if not 0 < len(owner) <= 64:
+            fail(f"{owner[:80]!r} cannot name an owner: expected 1 to 64 characters")
+        try:
+            checked_name(owner)
+        except ValueError as error:
+            fail(f"{owner!r} cannot name an owner: {error}")
         try:
             found = owners.find(store, owner)
         except NotFound:

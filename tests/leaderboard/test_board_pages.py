@@ -251,6 +251,35 @@ def test_an_open_boards_episodes_are_listed_and_filtered(store) -> None:
     assert "No episode is like that" in client.get(f"{path}?verdict=solved&environment=frozen_lake").text
 
 
+def test_agents_of_one_name_are_told_apart_where_they_are_chosen(store) -> None:
+    board = new_board(store, definition())
+    for _ in range(2):
+        play(store, board, {"sokoban": range(5)})
+    alice, bob, made = owner(store, "alice"), owner(store, "bob"), []
+    for by, name in ((alice, "mine"), (bob, "Mine"), (bob, "mine"), (alice, "other")):
+        made.append(submit(store, board, by, name).public_id)
+        play(store, board, {"sokoban": range(5)})
+    client = browse(store)
+    page = client.get(f"/boards/{board.slug}").text
+    told = dict(re.findall('<option value="([^"]+)"[^>]*>([^<]+)<', page))
+    expected = [
+        "mine (checkpoint, alice)",
+        f"Mine (checkpoint, bob, {made[1]})",
+        f"mine (checkpoint, bob, {made[2]})",
+        "other",
+    ]
+    assert [told[each] for each in made] == expected
+    beside = client.get(f"/boards/{board.slug}/submissions/{made[0]}").text
+    assert re.findall("<bdi>(.ine [^<]+)</bdi>", beside) == expected[1:3]
+
+
+def test_an_agent_is_not_compared_with_itself(store, grids) -> None:
+    strong = ids(store, grids)["strong"]
+    page = browse(store).get(f"/boards/{grids.slug}/compare?one={strong}&other={strong}")
+    assert page.status_code == 404
+    assert "a submission is compared with another one; choose two" in page.text
+
+
 def test_hostile_names_and_texts_do_nothing(store) -> None:
     board = new_board(store, definition(title=HOSTILE[:70].translate({0: None}), about=HOSTILE.replace("\0", "")))
     name = "<script>alert(1)</script>\u202e'\"><b>"

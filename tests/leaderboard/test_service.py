@@ -179,6 +179,8 @@ def test_a_part_that_does_not_fit_is_refused_with_what_to_do(calling):
         ({"name": "<b>\u202eevil"}, "expected one line of printable characters"),
         ({"name": "a\nb"}, "expected one line of printable characters"),
         ({"name": ""}, "at least 1 character"),
+        ({"name": "alice\u3164"}, "expected characters that can be seen; U+3164 (HANGUL FILLER) cannot"),
+        ({"name": "Oracle"}, "'Oracle' is what a row of the board's own is called; give it another name"),
         ({"files": announcement()["files"] * 2}, "a file is announced twice"),
         ({"evil": 1}, "body.evil: there is no such key"),
         ({"visibility": "admins"}, "'private' or 'public'"),
@@ -303,6 +305,16 @@ def test_head_is_get_without_its_body(address, path):
 )
 def test_a_nul_is_refused_by_every_database_alike(address, path):
     assert httpx.get(f"{address}{path}", verify=False).status_code == 422
+
+
+def test_what_no_worker_can_play_says_why_it_waits(calling, store, board):
+    ann = calling("ann")
+    mine = begin(ann).json()["id"]
+    boards.note_waiting(store, board.id, "the server is another one", now=datetime.now(UTC))
+    assert ann.get(f"/submissions/{mine}").json()["reason"] == ""
+    submissions.set_state(store, mine, State.VALIDATED)
+    submissions.set_state(store, mine, State.QUEUED)
+    assert ann.get(f"/submissions/{mine}").json()["reason"] == "waits: the server is another one"
 
 
 def test_private_submissions_are_not_there_for_others(calling, store):

@@ -40,6 +40,8 @@ def test_a_token_is_printed_once_listed_and_revoked(tmp_path):
         assert owners.token(store, text, now=datetime.now(UTC)) is None
     assert leaderboard("token", "revoke", tmp_path, 99).exit_code == 2
     assert leaderboard("token", "new", tmp_path, "a\nb").exit_code == 2
+    unseen = leaderboard("token", "new", tmp_path, "ann\u3164")
+    assert "cannot name an owner: expected characters that can be seen; U+3164 (HANGUL FILLER) cannot" in unseen.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """A board's values, as the store gives them, turned into what pages show. Pure functions."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from turngym_leaderboard import statistics
+from turngym_leaderboard.naming import folded
 from turngym_leaderboard.pages.board_ranking import BoardRanking, overall
 from turngym_leaderboard.pages.episodes import ending
+from turngym_leaderboard.pages.plain_text import name
 from turngym_leaderboard.pages.render import dollars, number, percent
 from turngym_leaderboard.pages.views import (
     BoardRow,
@@ -132,6 +135,24 @@ def own_line(submission: Submission, board: Board) -> OwnLine:
         reason=submission.reason_on(board),
         private=is_private(submission),
     )
+
+
+def told_apart(found: Sequence[Submission]) -> tuple[tuple[str, str], ...]:
+    """Ids of submissions and what a choice calls them: by name, and where others have that too by kind and owner.
+
+    Where these are the same as well, by the id.
+    """
+    whose = {each.id: f"{each.kind.value}, {owner_of(each) or 'the board’s own'}" for each in found}
+    names = Counter(folded(each.name) for each in found)
+    whole = Counter((folded(each.name), whose[each.id]) for each in found)
+
+    def told(each: Submission) -> str:
+        if names[folded(each.name)] == 1:
+            return name(each.name)
+        also = f", {each.public_id}" if whole[folded(each.name), whose[each.id]] > 1 else ""
+        return f"{name(each.name, 40)} ({name(whose[each.id])}{also})"
+
+    return tuple((each.public_id, told(each)) for each in found)
 
 
 def is_private(submission: Submission) -> bool:

@@ -23,6 +23,7 @@ from turngym_leaderboard.pages.board_views import (
     price_unit,
     score_of,
     times_of,
+    told_apart,
     waiting_row,
     when,
 )
@@ -116,6 +117,7 @@ class BoardSource:
             secret=board.secret or "",
             columns=tuple(column(environment, told) for environment in board.environments),
             rows=tuple(sorted(rows, key=place)),
+            names=dict(told_apart([each for each in visible if each.state in WITH_RESULTS])),
             waiting=tuple(waiting_row(each, board) for each in visible if each.state not in WITH_RESULTS),
             detectable=ranking.detectable,
             price_unit=unit,
@@ -127,6 +129,7 @@ class BoardSource:
         visible = self._visible(board)
         results = self._results(board)
         own = results.get(submission.id, {})
+        choices = told_apart([each for each in visible if each.state in WITH_RESULTS])
         return SubmissionView(
             id=submission.public_id,
             board=board.slug,
@@ -147,7 +150,9 @@ class BoardSource:
                 for environment in board.environments
                 if environment.label in own
             ),
-            others=_choices(each for each in visible if each.id != submission.id and submission.state in WITH_RESULTS),
+            others=tuple(
+                choice for choice in choices if choice[0] != submission.public_id and submission.state in WITH_RESULTS
+            ),
             showcase=tuple(self._showcase(board, submission)),
             listed=may_see_episode(self._viewer, board, submission, showcase=False),
             private=is_private(submission),
@@ -226,6 +231,8 @@ class BoardSource:
 
     def comparison(self, slug: str, one: str, other: str) -> ComparisonView:
         """Two submissions of a board on the instances that both have played."""
+        if one == other:
+            raise NotFound("a submission is compared with another one; choose two")
         board, first = self._submission(slug, one)
         _, second = self._submission(slug, other)
         visible = self._visible(board)
@@ -250,7 +257,6 @@ class BoardSource:
                 )
                 for environment in board.environments
             ),
-            choices=_choices(visible),
             showcase=tuple(_pairs(self._showcase(board, first), self._showcase(board, second))),
         )
 
@@ -288,11 +294,6 @@ class BoardSource:
                 known = version, rank_board(board, visible, results, episodes.outcomes(self._store, board))
                 self._rankings[board.slug] = known
             return known[1]
-
-
-def _choices(found: Iterator[Submission] | Sequence[Submission]) -> tuple[tuple[str, str], ...]:
-    """Submissions that can be compared: ids and names."""
-    return tuple((each.public_id, each.name) for each in found if each.state in WITH_RESULTS)
 
 
 def _pairs(one: Sequence[EpisodeRow], other: Sequence[EpisodeRow]) -> Iterator[tuple[EpisodeRow, EpisodeRow]]:

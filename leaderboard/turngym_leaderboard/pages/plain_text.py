@@ -16,6 +16,7 @@ _HARMFUL: Final = re.compile(
     "["
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # Control characters, without tab and newline.
     "\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # Invisible or of direction.
+    "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"  # Fillers, which are blank.
     "\ud800-\udfff"  # Half a pair: no encoding has it.
     "\ue000-\uf8ff"  # Private use: whatever the reader's font makes of it.
     "\U000e0000-\U000e0fff"  # Tags and selectors that are not seen.

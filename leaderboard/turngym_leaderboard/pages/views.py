@@ -4,6 +4,7 @@ Knows nothing of databases, files or HTML. Texts are as agents and environments 
 harmless. Shares lie between 0 and 1, times are ISO 8601 in UTC.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -242,6 +243,7 @@ class BoardView:
         closed: when its season ended; "" while it lasts.
         secret: published when the season has ended; "" before.
         rows: those with results, the best score first.
+        names: of rows by id, such that no two are alike.
         waiting: those without.
         detectable: the smallest true difference of scores that a comparison here finds in 80 % of cases; None: there
             is nothing to compare.
@@ -259,6 +261,7 @@ class BoardView:
     secret: str
     columns: tuple[Column, ...]
     rows: tuple[BoardRow, ...]
+    names: Mapping[str, str]
     waiting: tuple[WaitingRow, ...]
     detectable: float | None
     price_unit: str
@@ -316,7 +319,7 @@ class SubmissionView:
     Attributes:
         facts: what it is: name and value.
         times: what happened when.
-        others: ids and names of those that it can be compared with.
+        others: ids and names of those that it can be compared with; no two of these names are alike.
         showcase: its episodes that anybody may see.
         listed: all its episodes may be looked at.
     """
@@ -404,7 +407,6 @@ class ComparisonView:
 
     Attributes:
         adjusted: p-value of the difference of their scores, adjusted over all pairs of the board; None: not ranked.
-        choices: ids and names of all that can be compared.
         showcase: pairs of episodes of the same instance, that can be seen side by side.
     """
 
@@ -416,5 +418,4 @@ class ComparisonView:
     other_name: str
     adjusted: float | None
     environments: tuple[EnvironmentComparison, ...]
-    choices: tuple[tuple[str, str], ...]
     showcase: tuple[tuple[EpisodeRow, EpisodeRow], ...]

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from turngym_leaderboard.intake.names import MAX_FILES
 from turngym_leaderboard.lifecycle import FINAL, Kind, State, Visibility
+from turngym_leaderboard.naming import checked_agent_name
 from turngym_leaderboard.record import EpisodeRecord, Statistics, Trajectory
 
 MAX_PAGE: Final = 1_000
@@ -18,14 +19,7 @@ MAX_FILE_BYTES: Final = 1 << 50
 """More than any board takes; what is beyond is not even told again."""
 
 
-def _printable(text: str) -> str:
-    """Nothing that turns a line around, breaks it or cannot be seen: names stand beside those of others."""
-    if not text.isprintable() or text != text.strip():
-        raise ValueError("expected one line of printable characters, without spaces around them")
-    return text
-
-
-Name = Annotated[str, StringConstraints(min_length=1, max_length=120), AfterValidator(_printable)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=120), AfterValidator(checked_agent_name)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
