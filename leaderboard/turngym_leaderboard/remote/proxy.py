@@ -27,13 +27,11 @@ from turngym_leaderboard.store import Store, Taken, WrongState, boards, remote, 
 from turngym_leaderboard.store.values import (
     Board,
     Environment,
-    Kind,
     Owner,
     RemoteAnswer,
     RemoteEpisode,
     RemoteOutcome,
     RemoteStart,
-    State,
     Submission,
     Visibility,
 )
@@ -118,24 +116,21 @@ class Proxy:
             "played_by": "its owner's own program, which the board knows nothing of",
             "turn_seconds": f"{self.times.turn.total_seconds():g}",
         }
+        deals = {each.id: boards.deal(self._store, each.id) for each in board.environments}
         try:
-            submission = submissions.create(
+            return remote.begin(
                 self._store,
                 board,
                 owner,
                 name=name,
-                kind=Kind.REMOTE,
                 visibility=visibility,
                 description=told,
                 public_id=public_id,
+                seats=seats(board, deals, boards.secret(self._store, board), public_id),
+                now=_now(),
             )
         except Taken:
-            submission = submissions.find(self._store, public_id)
-        if submission.state is not State.UPLOADED:
-            return submission
-        deals = {each.id: boards.deal(self._store, each.id) for each in board.environments}
-        dealt = seats(board, deals, boards.secret(self._store, board), public_id)
-        return remote.begin(self._store, public_id, dealt, now=_now())
+            return submissions.find(self._store, public_id)
 
     def deal(self, submission: Submission, board: Board, most: int) -> list[RemoteEpisode]:
         """The episodes that go on, and further ones up to `most` together, at most the board's batch.

@@ -6,7 +6,7 @@ interruption, goes on from the same turn. The last episode to end puts the submi
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -15,13 +15,15 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from turngym_leaderboard.record import EpisodeRecord, Trajectory
-from turngym_leaderboard.store import reading
+from turngym_leaderboard.store import reading, submissions
 from turngym_leaderboard.store.database import Store
 from turngym_leaderboard.store.errors import NotFound, WrongState
-from turngym_leaderboard.store.models import BoardRow, EpisodeRow, RemoteEpisodeRow, RemoteTurnRow, SubmissionRow
-from turngym_leaderboard.store.submissions import check_number, check_unseen, clean, lock_board
+from turngym_leaderboard.store.models import EpisodeRow, RemoteEpisodeRow, RemoteTurnRow, SubmissionRow
+from turngym_leaderboard.store.submissions import clean, lock_board
 from turngym_leaderboard.store.values import (
+    Board,
     Kind,
+    Owner,
     RemoteAnswer,
     RemoteEpisode,
     RemoteOutcome,
@@ -29,6 +31,7 @@ from turngym_leaderboard.store.values import (
     RemoteTurn,
     State,
     Submission,
+    Visibility,
 )
 from turngym_leaderboard.store.work import UNRESOLVED, keep_episode
 
@@ -50,23 +53,39 @@ class Seat:
     showcase: bool
 
 
-def begin(store: Store, public_id: str, seats: Sequence[Seat], *, now: datetime) -> Submission:
-    """Opens a submission that is UPLOADED: from now on it is RUNNING, and counts against its owner's number.
+def begin(
+    store: Store,
+    board: Board,
+    owner: Owner,
+    *,
+    name: str,
+    visibility: Visibility,
+    description: Mapping[str, str],
+    public_id: str,
+    seats: Sequence[Seat],
+    now: datetime,
+) -> Submission:
+    """A new submission, RUNNING with all its episodes, or none: it counts against its owner's number from now on.
 
     Args:
         seats: all its episodes, in the order in which they are dealt.
 
     Raises:
-        NotFound: there is no such submission.
-        WrongState: it is past that.
-        LimitReached: the owner has none left in the season, or knows the board's levels.
+        Taken: there is a submission of this public id.
+        WrongState: the season is over or ending.
+        LimitReached: the owner has none left in the season, knows the board's levels, or had too many refused.
     """
     with store.writing() as session:
-        row = _submission(session, public_id, State.UPLOADED)
-        board = session.get_one(BoardRow, row.board_id)
-        assert row.owner_id is not None
-        check_number(session, board, row.owner_id, row.kind)
-        check_unseen(session, board.id, row.owner_id)
+        row = submissions.add(
+            session,
+            board,
+            owner,
+            name=name,
+            kind=Kind.REMOTE,
+            visibility=visibility,
+            description=description,
+            public_id=public_id,
+        )
         session.add_all(
             RemoteEpisodeRow(
                 public_id=secrets.token_hex(8),
@@ -82,6 +101,7 @@ def begin(store: Store, public_id: str, seats: Sequence[Seat], *, now: datetime)
         row.state, row.total = State.RUNNING, len(seats)
         row.changed = row.queued = row.started = now
         session.flush()
+        session.refresh(row)
         return reading.submission(row)
 
 

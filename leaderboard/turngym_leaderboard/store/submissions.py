@@ -76,48 +76,77 @@ def create(
             within a day.
         NoRoom: the files do not fit.
     """
-    now = reading.utc_now()
     with store.writing() as session:
-        _one_after_the_other(session)
-        lock_board(session, board.id)
-        row = _board(session, board.id)
-        if row.closing is not None:
-            ends = "is over" if row.closed is not None else "is ending"
-            raise WrongState(f"the season of {row.slug} {ends}; nothing more is submitted to it")
-        if public_id and session.scalar(select(SubmissionRow.id).where(SubmissionRow.public_id == public_id)):
-            raise Taken(f"there is a submission {public_id} already")
-        check_number(session, row, owner.id, kind)
-        check_unseen(session, row.id, owner.id)
-        _check_refused(session, owner.id, now)
-        _check_open(session, owner.id, most_open)
-        if room is not None and sum(file.size - file.received for file in files) + _promised(session) > room:
-            raise NoRoom("the board has no room for these files; tell its operator")
-        submission = SubmissionRow(
-            public_id=public_id or new_public_id(),
-            board_id=row.id,
-            owner_id=owner.id,
+        row = add(
+            session,
+            board,
+            owner,
             name=name,
             kind=kind,
             visibility=visibility,
-            description=dict(description or {}),
-            state=State.UPLOADED,
-            total=board.definition.episodes,
-            created=now,
-            changed=now,
+            description=description,
+            files=files,
+            public_id=public_id,
+            most_open=most_open,
+            room=room,
         )
-        session.add(submission)
-        try:
-            session.flush()
-        except IntegrityError as error:
-            raise Taken(f"there is a submission {submission.public_id} already") from error
-        session.add_all(
-            FileRow(
-                submission_id=submission.id, name=file.name, size=file.size, sha256=file.sha256, received=file.received
-            )
-            for file in files
-        )
-        session.refresh(submission)
-        return reading.submission(submission)
+        session.refresh(row)
+        return reading.submission(row)
+
+
+def add(
+    session: Session,
+    board: Board,
+    owner: Owner,
+    *,
+    name: str,
+    kind: Kind,
+    visibility: Visibility,
+    description: Mapping[str, str] | None,
+    files: Sequence[SubmissionFile] = (),
+    public_id: str | None = None,
+    most_open: int | None = None,
+    room: int | None = None,
+) -> SubmissionRow:
+    """The same as `create`, within a transaction."""
+    now = reading.utc_now()
+    _one_after_the_other(session)
+    lock_board(session, board.id)
+    row = _board(session, board.id)
+    if row.closing is not None:
+        ends = "is over" if row.closed is not None else "is ending"
+        raise WrongState(f"the season of {row.slug} {ends}; nothing more is submitted to it")
+    if public_id and session.scalar(select(SubmissionRow.id).where(SubmissionRow.public_id == public_id)):
+        raise Taken(f"there is a submission {public_id} already")
+    check_number(session, row, owner.id, kind)
+    check_unseen(session, row.id, owner.id)
+    _check_refused(session, owner.id, now)
+    _check_open(session, owner.id, most_open)
+    if room is not None and sum(file.size - file.received for file in files) + _promised(session) > room:
+        raise NoRoom("the board has no room for these files; tell its operator")
+    submission = SubmissionRow(
+        public_id=public_id or new_public_id(),
+        board_id=row.id,
+        owner_id=owner.id,
+        name=name,
+        kind=kind,
+        visibility=visibility,
+        description=dict(description or {}),
+        state=State.UPLOADED,
+        total=board.definition.episodes,
+        created=now,
+        changed=now,
+    )
+    session.add(submission)
+    try:
+        session.flush()
+    except IntegrityError as error:
+        raise Taken(f"there is a submission {submission.public_id} already") from error
+    session.add_all(
+        FileRow(submission_id=submission.id, name=file.name, size=file.size, sha256=file.sha256, received=file.received)
+        for file in files
+    )
+    return submission
 
 
 def begin_examination(store: Store, public_id: str) -> None:
