@@ -13,13 +13,16 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Final, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn, TextIO
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from turngym_leaderboard.local_server import ServerFailed, local_process, local_server
+
+if TYPE_CHECKING:
+    from turngym_leaderboard.pages.views import Estimate
 
 SETTINGS: Final = Path(__file__).with_name("demo.toml")
 """The trainer's settings, for both the warm start and the training that follows."""
@@ -35,6 +38,9 @@ id = "sokoban"
 instances = {instances}
 """
 """Defines the board that the trained checkpoint is submitted to; nothing on it has to be kept from anybody."""
+SLUG: Final = "demo-local"
+SUBMITTED: Final = "after RL"
+"""What the board, and the trained policy on it, are called."""
 
 
 class DemoFailed(Exception):
@@ -69,7 +75,10 @@ def demo(
     console.print(f"  {home / 'leaderboard'}  the evaluation's record and trajectories", soft_wrap=True)
     console.print(f"  {home / 'board'}  the board, which `leaderboard serve` shows and plays on", soft_wrap=True)
     console.print(
-        f"On its board, between random and oracle: {page.resolve().as_uri()}", soft_wrap=True, highlight=False
+        f"On its board, {_standing(home / 'board')}: {page.resolve().as_uri()}",
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
     )
 
 
@@ -101,10 +110,38 @@ def _submit(home: Path, address: str, checkpoint: Path, instances: int, console:
     serve = ["serve", str(data), "--server", address, "--port", "0"]
     console.print(f"\n[bold]the board's service[/bold]\n$ {_shown('leaderboard', serve)}", soft_wrap=True)
     with local_process([str(_command("leaderboard")), *serve], home / "board.log") as board:
-        submit = ["submit", str(checkpoint), "--name", "after RL", "--board", board, "--token-file", str(token)]
+        submit = ["submit", str(checkpoint), "--name", SUBMITTED, "--board", board, "--token-file", str(token)]
         _run("submission of the trained policy", "leaderboard", [*submit, "--public", "--watch"], console)
     _run("the board's pages", "leaderboard", ["export", str(data), str(site)], console)
-    return site / "boards" / "demo-local.html"
+    return site / "boards" / f"{SLUG}.html"
+
+
+def _standing(data: Path) -> str:
+    """Where the policy came to stand on its board, which lies in this folder."""
+    from turngym_leaderboard.pages.from_store import BoardSource
+    from turngym_leaderboard.store import open_store
+
+    with open_store(data) as store:
+        rows = BoardSource(store).board(SLUG).rows
+    found = {row.name: row.successes[0] for row in rows}
+    policy, random, oracle = (found.get(name) for name in (SUBMITTED, "random", "oracle"))
+    if policy is None or random is None or oracle is None:
+        return "without a result"
+    return standing(policy, random.value, oracle.value)
+
+
+def standing(policy: "Estimate", random: float, oracle: float) -> str:
+    """A success rate with its interval, and where it lies: between random player and oracle, or not."""
+    at = f"at {_percent(policy.value)} ({policy.low * 100:.1f}–{policy.high * 100:.1f})"
+    if random < policy.value < oracle:
+        return f"{at} between random {_percent(random)} and oracle {_percent(oracle)}"
+    if policy.value <= random:
+        return f"{at} no better than random {_percent(random)}, oracle {_percent(oracle)}"
+    return f"{at} no worse than oracle {_percent(oracle)}, random {_percent(random)}"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
 
 
 def _last_checkpoint(run: Path) -> Path:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from turngym_leaderboard import record as records
+from turngym_leaderboard.demo import standing
+from turngym_leaderboard.pages.views import Estimate
 
 SMALL = {
     "run.iterations": 1,
@@ -58,6 +60,7 @@ def test_the_demo_in_small(tmp_path):
     page = (tmp_path / "demo" / "site" / "boards" / "demo-local.html").read_text()
     assert all(f">{name}<" in page for name in ("random", "after RL", "oracle"))
     assert not is_served(tmp_path / "demo" / "board.log")
+    assert re.search(r"^On its board, at [\d.]+ % .* random [\d.]+ %.* oracle [\d.]+ %.*: file://", done.stdout, re.M)
     assert (tmp_path / "demo" / "board.token").stat().st_mode & 0o777 == 0o600
     for line in (
         "demo-local.html",
@@ -66,6 +69,19 @@ def test_the_demo_in_small(tmp_path):
         str(tmp_path / "demo" / "rl"),
     ):
         assert line in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("rate", "told"),
+    [
+        (0.65, "at 65.0 % (60.8–69.0) between random 15.4 % and oracle 99.0 %"),
+        (0.154, "at 15.4 % (60.8–69.0) no better than random 15.4 %, oracle 99.0 %"),
+        (0.1, "at 10.0 % (60.8–69.0) no better than random 15.4 %, oracle 99.0 %"),
+        (0.99, "at 99.0 % (60.8–69.0) no worse than oracle 99.0 %, random 15.4 %"),
+    ],
+)
+def test_the_last_line_says_where_the_policy_came_to_stand(rate, told):
+    assert standing(Estimate(rate, 0.608, 0.69), 0.154, 0.99) == told
 
 
 def test_a_part_that_fails_is_named_and_the_server_stopped(tmp_path):
