@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 from playing import solution
@@ -38,12 +39,17 @@ async def test_a_persons_own_play_and_advised_play_are_told_apart(server, tmp_pa
             own.episode.state.reward + sum(t.reward for t in own.turns[:-1])
         )
 
-        # A turn that follows advice, without asking again, is no person's own either.
-        later = await games.start(SOKOBAN)
+        # Turns that follow advice, without asking again, are no person's own either: in this game or in the next one.
+        meanwhile, later, other = [await games.start(replace(SOKOBAN, level_seed=seed)) for seed in (8, 8, 9)]
+        await games.play(meanwhile, 0, ["Up"], "")
         await games.ask(later, 0)
         await games.play(later, 0, ["Up"], "")
         await games.play(later, 1, ["Up"], "")
+        await games.play(meanwhile, 1, ["Up"], "")
         assert [turn.advised for turn in later.turns] == [True, True]
+        assert [turn.advised for turn in meanwhile.turns] == [False, True]
+        again = await games.start(replace(SOKOBAN, level_seed=8))
+        assert (again.advised, other.advised) == (True, False)
 
 
 async def test_a_turn_is_played_once(server):

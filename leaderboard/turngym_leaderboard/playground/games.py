@@ -60,7 +60,7 @@ class Game:
         turns: played so far.
         reply: what the last turn did; None: none was played.
         advice: the oracle's, for the state as it stands; None: it was not asked in this turn.
-        advised: it was asked in this turn or an earlier one.
+        advised: it was asked on this level, in this turn, an earlier one or another game.
         sent: a turn that no server has answered for yet. It may be sent again, and nothing else.
         failure: why the episode cannot go on; "": it can, or has ended by itself.
         left: nobody looked at it for so long that it was closed.
@@ -86,6 +86,11 @@ class Game:
     def over(self) -> bool:
         """No turn can be played any more."""
         return self.episode.done or bool(self.failure) or self.left
+
+    @property
+    def level(self) -> tuple[str, str]:
+        """Environment and world: the same for games of one level, however it is shown."""
+        return self.episode.environment_id, self.episode.world_id
 
     @property
     def total(self) -> float:
@@ -116,6 +121,7 @@ class Games:
         self._idle_seconds = idle_seconds
         self._games: dict[str, Game] = {}
         self._without_oracle: set[str] = set()
+        self._advised: set[tuple[str, str]] = set()
 
     async def start(self, request: EpisodeRequest) -> Game:
         """Begins an episode. Raises TurngymError."""
@@ -130,6 +136,7 @@ class Games:
         )
         game = Game(secrets.token_urlsafe(12), episode, request, time.monotonic())
         game.has_oracle = request.environment_id not in self._without_oracle
+        game.advised = game.level in self._advised
         await self._make_room()
         self._games[game.id] = game
         return game
@@ -183,7 +190,7 @@ class Games:
                 await game.episode.close()
 
     async def ask(self, game: Game, step: int) -> None:
-        """Asks the oracle, which is not forgotten: this turn and all later ones were advised.
+        """Asks the oracle, which is not forgotten: from now on whatever is played on this level was advised.
 
         Raises:
             NotNow: the state has changed since, or the environment has no oracle.
@@ -199,7 +206,9 @@ class Games:
                 self._without_oracle.add(game.episode.environment_id)
                 game.has_oracle = False
                 raise NotNow("This environment has no oracle.") from None
-            game.advised = True
+            self._advised.add(game.level)
+            for each in self._games.values():
+                each.advised = each.advised or each.level == game.level
 
     def keep_episode(self, game: Game) -> None:
         """Appends the episode to the file, once.

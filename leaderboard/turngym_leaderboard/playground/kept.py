@@ -21,7 +21,7 @@ class KeptTurn(Model):
     """One turn. `observation` is what was read before it.
 
     Attributes:
-        advised: the oracle had been asked, in this turn or an earlier one: what it says may tell more than a turn.
+        advised: the oracle had been asked on this level, by then or in another episode; it may tell more than a turn.
     """
 
     observation: str
