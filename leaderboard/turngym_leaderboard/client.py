@@ -528,7 +528,7 @@ def _check_address(url: str, token: str | None) -> None:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
         raise BoardError(f"{url!r} is no address of a board: {error}") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo or parsed.query or parsed.fragment:
         raise BoardError(f"{url!r} is no address of a board; expected one such as https://board.example")
     if token and parsed.scheme == "http" and parsed.host not in ("localhost", "127.0.0.1", "::1"):
         raise BoardError(f"{url} would carry the token over the network in the clear; use https://{parsed.host}")

@@ -539,6 +539,8 @@ def load(path: Path) -> Record:
     Raises:
         RecordError: there is none, or it is of another schema.
     """
+    if path.name == TRAJECTORIES:
+        raise RecordError(f"{path} holds a record's trajectories; name its folder, {path.parent}, or {RECORD} in it")
     file = path / RECORD if path.is_dir() else path
     try:
         text = file.read_text(encoding="utf-8")

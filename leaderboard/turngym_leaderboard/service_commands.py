@@ -342,6 +342,8 @@ def _client(board: str, token_file: Path | None) -> "BoardClient":
     from turngym_leaderboard.client import BoardClient
 
     text = token_file.read_text(encoding="utf-8") if token_file else os.environ.get(TOKEN, "")
+    if set(board) & {"?", "#"}:
+        fail(f"{board!r} is no address of a board: expected nothing after its name, as in https://host{_BOARDS}NAME")
     return BoardClient(board.partition(_BOARDS)[0], text.strip() or None)
 
 

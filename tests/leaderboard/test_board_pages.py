@@ -12,6 +12,8 @@ from sample_boards import INSTANCES, SECRET, SHOWCASE, definition, new_board, ow
 from sample_episodes import HOSTILE
 from starlette.testclient import TestClient
 
+from turngym_leaderboard.pages import board_pages
+from turngym_leaderboard.pages.export import export
 from turngym_leaderboard.pages.from_store import BoardSource
 from turngym_leaderboard.pages.routes import pages_router
 from turngym_leaderboard.pages.views import EpisodeFilter
@@ -323,6 +325,20 @@ def test_hostile_names_and_texts_do_nothing(store) -> None:
 )
 def test_what_is_not_there_is_a_404(store, path) -> None:
     assert browse(store).get(path).status_code == 404
+
+
+def test_an_export_that_fails_leaves_nothing_and_the_earlier_one_as_it_was(store, tmp_path, monkeypatch) -> None:
+    new_board(store, definition())
+    export(BoardSource(store), tmp_path / "site")
+
+    def fails(*_: object) -> str:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(board_pages, "board_page", fails)
+    with pytest.raises(OSError, match="no space left"):
+        export(BoardSource(store), tmp_path / "site")
+    assert not (tmp_path / ".site.part").exists()
+    assert (tmp_path / "site" / "index.html").is_file()
 
 
 def test_an_empty_place_says_so(store) -> None:

@@ -371,6 +371,8 @@ def test_a_record_from_before_trajectories_were_covered_still_loads(evaluation, 
 def test_a_folder_without_a_record_is_an_error(tmp_path):
     with pytest.raises(records.RecordError, match="holds no record"):
         records.load(tmp_path)
+    with pytest.raises(records.RecordError, match=f"name its folder, {tmp_path}, or record.json in it"):
+        records.load(tmp_path / records.TRAJECTORIES)
     (tmp_path / records.RECORD).write_text('{"schema_version": 2}')
     with pytest.raises(records.RecordError, match="schema"):
         records.load(tmp_path)

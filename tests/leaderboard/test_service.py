@@ -307,6 +307,17 @@ def test_a_nul_is_refused_by_every_database_alike(address, path):
     assert httpx.get(f"{address}{path}", verify=False).status_code == 422
 
 
+@pytest.mark.parametrize(("path", "status"), [("/boards/a%00b", 422), ("/?e=%00", 422), ("/nothing", 404)])
+def test_a_refusal_is_a_page_for_a_browser_and_json_for_others(address, path, status):
+    browser = httpx.get(f"{address}{path}", headers={"Accept": "text/html,*/*;q=0.8"}, verify=False)
+    assert (browser.status_code, browser.headers["content-type"]) == (status, "text/html; charset=utf-8")
+    assert "Back to the start" in browser.text
+    other = httpx.get(f"{address}{path}", verify=False)
+    assert (other.status_code, list(other.json())) == (status, ["detail"])
+    called = httpx.get(f"{address}/api/v1{path}", headers={"Accept": "text/html,*/*;q=0.8"}, verify=False)
+    assert called.headers["content-type"] == "application/json"
+
+
 def test_what_no_worker_can_play_says_why_it_waits(calling, store, board):
     ann = calling("ann")
     mine = begin(ann).json()["id"]

@@ -50,6 +50,8 @@ def test_a_token_is_printed_once_listed_and_revoked(tmp_path):
         (("serve", "DATA"), "a worker needs --server"),
         (("serve", "DATA", "--no-worker", "--host", "0.0.0.0"), "is reached from other machines"),
         (("submit", "FOLDER", "--board", "board.example"), "is no address of a board"),
+        (("submit", "FOLDER", "--board", "http://127.0.0.1:1/boards/x?x=1"), "expected nothing after its name"),
+        (("status", "0" * 16, "--board", "http://127.0.0.1:1/?x#y"), "expected nothing after its name"),
         (("submit", "FOLDER", "--board", "http://127.0.0.1:1/boards/x"), "is not a folder"),
         (("status", "0" * 16, "--board", "http://board.example"), "would carry the token"),
         (("status", "nope", "--board", "http://127.0.0.1:1"), "'nope' is no submission; expected the 16 hexadecimal"),

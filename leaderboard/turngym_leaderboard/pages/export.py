@@ -51,11 +51,14 @@ def export(source: BoardSource, folder: Path) -> Written:
         raise CannotExport(f"{folder} holds something that no export made; name a new or an empty folder")
     aside = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
-    written = _Site(source, aside).write()
-    (aside / MARK).write_text("leaderboard export replaces this folder\n", encoding="utf-8")
-    if folder.exists():
-        shutil.rmtree(folder)
-    aside.rename(folder)
+    try:
+        written = _Site(source, aside).write()
+        (aside / MARK).write_text("leaderboard export replaces this folder\n", encoding="utf-8")
+        if folder.exists():
+            shutil.rmtree(folder)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     return written
 
 

@@ -8,10 +8,11 @@ import math
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
+from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from turngym_leaderboard.service.problems import problem
+from turngym_leaderboard.service.problems import problem, refusal
 from turngym_leaderboard.service.rate_limits import RateLimiter, network_of
 
 MAX_BODY_BYTES: Final = 1 << 20
@@ -55,13 +56,12 @@ class Bounds:
             # As GET; the server keeps the body to itself.
             scope = {**scope, "method": "GET"}
         if "\0" in scope["path"] or b"%00" in scope["query_string"]:
-            await JSONResponse({"detail": "the address holds a NUL; nothing here is called so"}, 422)(
-                scope, receive, guarded
-            )
+            nul = refusal(HTTPConnection(scope), 422, "the address holds a NUL; nothing here is called so")
+            await nul(scope, receive, guarded)
             return
         client = scope.get("client")
         if seconds := self._limiter.wait(network_of(client[0]) if client else ""):
-            await too_often(seconds)(scope, receive, guarded)
+            await too_often(HTTPConnection(scope), seconds)(scope, receive, guarded)
             return
         if is_part_of_a_file(scope):
             await self._app(scope, receive, guarded)
@@ -77,13 +77,10 @@ def is_part_of_a_file(scope: Scope) -> bool:
     return scope["method"] == "PATCH" and "/files/" in scope["path"]
 
 
-def too_often(seconds: float) -> JSONResponse:
+def too_often(request: HTTPConnection, seconds: float) -> Response:
     """The answer to somebody who calls too often, and may again after so many seconds."""
-    return JSONResponse(
-        {"detail": f"too many requests; try again in {math.ceil(seconds)} s"},
-        429,
-        {"Retry-After": str(math.ceil(seconds))},
-    )
+    wait = math.ceil(seconds)
+    return refusal(request, 429, f"too many requests; try again in {wait} s", {"Retry-After": str(wait)})
 
 
 def _counted(receive: Receive) -> Receive:

@@ -1,4 +1,7 @@
-"""How a refusal reads: a status and `{"detail": "a sentence"}`, whatever went wrong, with nothing of what was sent."""
+"""How a refusal reads: a status and `{"detail": "a sentence"}`, whatever went wrong, with nothing of what was sent.
+
+Whoever looks for a page gets it as a page.
+"""
 
 import logging
 import secrets
@@ -9,11 +12,14 @@ from typing import Final, cast
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from sqlalchemy import exc
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import HTTPConnection
 
 from turngym_leaderboard.intake import Refused
+from turngym_leaderboard.pages import board_pages
+from turngym_leaderboard.pages.render import HEADERS, Links
 from turngym_leaderboard.remote.proxy import ServersAway
 from turngym_leaderboard.service.state import Service
 from turngym_leaderboard.store import LimitReached, NoRoom, NotFound, StoreError
@@ -46,15 +52,15 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(StarletteHTTPException)
     def http(request: Request, error: StarletteHTTPException) -> Response:
-        return _told(error.status_code, str(error.detail), error.headers)
+        return refusal(request, error.status_code, str(error.detail), error.headers)
 
     @app.exception_handler(StoreError)
     def store(request: Request, error: StoreError) -> Response:
-        return _told(_STATUS.get(type(error), HTTPStatus.CONFLICT), str(error))
+        return refusal(request, _STATUS.get(type(error), HTTPStatus.CONFLICT), str(error))
 
     @app.exception_handler(ServersAway)
     def away(request: Request, error: ServersAway) -> Response:
-        return _told(HTTPStatus.SERVICE_UNAVAILABLE, str(error), {"Retry-After": str(AWAY_SECONDS)})
+        return refusal(request, HTTPStatus.SERVICE_UNAVAILABLE, str(error), {"Retry-After": str(AWAY_SECONDS)})
 
     @app.exception_handler(exc.InterfaceError)
     @app.exception_handler(exc.OperationalError)
@@ -66,7 +72,8 @@ def add_handlers(app: FastAPI) -> None:
         found: Service = request.app.state.service
         if found.proxy is not None:
             found.proxy.stumbled()
-        return _told(
+        return refusal(
+            request,
             HTTPStatus.SERVICE_UNAVAILABLE,
             f"{_why(error)}; send the same again",
             {"Retry-After": str(STUMBLED_SECONDS)},
@@ -74,19 +81,21 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Refused)
     def refused(request: Request, error: Refused) -> Response:
-        return _told(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+        return refusal(request, HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
 
     @app.exception_handler(RequestValidationError)
     def malformed(request: Request, error: RequestValidationError) -> Response:
-        return _told(HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(map(_fault, error.errors()[:5])))
+        return refusal(request, HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(map(_fault, error.errors()[:5])))
 
     @app.exception_handler(Exception)
     def failed(request: Request, error: Exception) -> Response:
         # The framework's own log of it follows; the number finds it.
         number = secrets.token_hex(4)
         log.error("failure %s in %s %s", number, request.method, request.url.path)
-        return _told(
-            HTTPStatus.INTERNAL_SERVER_ERROR, f"the service failed; its operator finds it as {number} in the log"
+        return refusal(
+            request,
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+            f"the service failed; its operator finds it as {number} in the log",
         )
 
     _ = (http, store, away, stumbled, refused, malformed, failed)
@@ -112,5 +121,10 @@ def _fault(fault: Mapping[str, object]) -> str:
     return f"{where}: {fault.get('msg')}"
 
 
-def _told(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+def refusal(request: HTTPConnection, status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    """A refusal in its form: for a browser that looks for a page a page, for everybody else JSON."""
+    looks = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
+    if looks:
+        page = board_pages.problem_page(Links(reader=""), HTTPStatus(status).phrase, detail)
+        return HTMLResponse(page, status, {**HEADERS, **(headers or {})})
     return JSONResponse({"detail": detail}, status, dict(headers or {}))
