@@ -145,6 +145,25 @@ def retry_command(
         Console().print(f"{again.name} is queued; {again.episodes} of {again.total} episodes are played", markup=False)
 
 
+@board.command("hide")
+def hide_command(
+    data: Data,
+    submission: Annotated[str, typer.Argument(help="Public id.")],
+    database: Database = "",
+    undo: Annotated[bool, typer.Option("--undo", help="Show it again, as its owner has it.")] = False,
+) -> None:
+    """Shows a submission to nobody but its owner and admins: for others it has no row and widens no rank.
+
+    Its owner cannot change that. It goes on counting against its owner's number.
+    """
+    with _board_store(data, database) as store:
+        from turngym_leaderboard.store import submissions
+
+        hidden = submissions.set_hidden(store, submission, not undo)
+        told = "hidden" if hidden.hidden else f"{hidden.visibility.value} again"
+        Console().print(f"{hidden.name} is {told}", markup=False, highlight=False, soft_wrap=True)
+
+
 @board.command("record")
 def record_command(
     data: Data,

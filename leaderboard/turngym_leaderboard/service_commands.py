@@ -71,6 +71,9 @@ def serve_command(
     ] = "",
     max_gibibytes: MaxGibibytes = 16.0,
     requests_per_second: Annotated[float, typer.Option(min=0.1, help="Of one address.")] = 50.0,
+    owner_requests_per_second: Annotated[
+        float, typer.Option(min=0.1, help="Of an owner's tokens together; five times as many at once.")
+    ] = 20.0,
     turn_minutes: Annotated[
         float, typer.Option(min=0.01, help="That a remote agent has for a turn; then its episode has failed.")
     ] = 10.0,
@@ -109,7 +112,12 @@ def serve_command(
     if worker and not server:
         fail("a worker needs --server HOST:PORT of an environment server; --no-worker serves without one")
     limits = IntakeLimits(max_bytes=int(max_gibibytes * GIBIBYTE))
-    rates = RateLimits(address_rate=requests_per_second, address_burst=max(1, int(4 * requests_per_second)))
+    rates = RateLimits(
+        address_rate=requests_per_second,
+        address_burst=max(1, int(4 * requests_per_second)),
+        owner_rate=owner_requests_per_second,
+        owner_burst=max(1, int(5 * owner_requests_per_second)),
+    )
     config = ServiceConfig(
         host=host,
         port=port,

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | a public submission, its numbers, its showcase episodes | yes | yes | yes |
 | it in the board's list, where it failed | no | yes | yes |
-| a private submission | no | yes | yes |
+| a private submission, or one that the operator hides | no | yes | yes |
 | scored episodes of a sealed board, while the season lasts | no | no | yes |
 | scored episodes of an open board, or after the season | as the submission | as the submission | yes |
 
@@ -13,7 +13,7 @@ Knows nothing of tokens or pages.
 
 from dataclasses import dataclass
 
-from turngym_leaderboard.store.values import Board, State, Submission, Visibility
+from turngym_leaderboard.store.values import Board, State, Submission
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ EVERYBODY = Viewer()
 
 def may_see_submission(viewer: Viewer, submission: Submission) -> bool:
     """Its name, state, numbers and showcase."""
-    return submission.visibility is Visibility.PUBLIC or may_change(viewer, submission)
+    return submission.public or may_change(viewer, submission)
 
 
 def may_see_listed(viewer: Viewer, submission: Submission) -> bool:

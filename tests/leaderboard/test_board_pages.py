@@ -11,7 +11,9 @@ from fastapi import FastAPI
 from sample_boards import INSTANCES, SECRET, SHOWCASE, definition, new_board, owner, play, submit
 from sample_episodes import HOSTILE
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
+from turngym_leaderboard.cli import app as cli
 from turngym_leaderboard.pages import board_pages
 from turngym_leaderboard.pages.export import export
 from turngym_leaderboard.pages.from_store import BoardSource
@@ -19,7 +21,7 @@ from turngym_leaderboard.pages.routes import pages_router
 from turngym_leaderboard.pages.views import EpisodeFilter
 from turngym_leaderboard.store import NotFound, boards, open_store, submissions, work
 from turngym_leaderboard.store.values import Kind, State, Visibility
-from turngym_leaderboard.visibility import Viewer
+from turngym_leaderboard.visibility import EVERYBODY, Viewer
 
 GRIDS = ("sokoban", "frozen_lake")
 
@@ -103,6 +105,30 @@ def test_ranks_are_those_of_who_is_ranked(store) -> None:
     submit(store, board, owner(store, "next"), "next")
     play(store, board, {"sokoban": range(1)})
     assert {row.name: row.ranks for row in source.board(board.slug).rows}["low"] == (3, 4)
+
+
+def test_what_the_operator_hides_has_no_row_and_widens_no_rank(store) -> None:
+    board = new_board(store, definition())
+    for wins in (5, 22):
+        play(store, board, {"sokoban": range(wins)})
+    for name, wins in (("low", 2), ("high", 23), ("spam", 2)):
+        submit(store, board, owner(store, name), name)
+        play(store, board, {"sokoban": range(wins)})
+    made = ids(store, board)
+
+    def seen(viewer=EVERYBODY):
+        rows = BoardSource(store, viewer).board(board.slug).rows
+        return {row.name: row.ranks for row in rows if row.kind != "scripted"}
+
+    assert seen() == {"low": (2, 3), "high": (1, 1), "spam": (2, 3)}
+    done = CliRunner().invoke(cli, ["board", "hide", str(store.data), made["spam"]])
+    assert done.output == "spam is hidden\n"
+    assert seen() == {"low": (2, 2), "high": (1, 1)}
+    assert "spam" in seen(Viewer(admin=True))
+    assert browse(store).get(f"/boards/{board.slug}/submissions/{made['spam']}").status_code == 404
+    done = CliRunner().invoke(cli, ["board", "hide", str(store.data), made["spam"], "--undo"])
+    assert done.output == "spam is public again\n"
+    assert "spam" in seen()
 
 
 def test_a_comparison_says_who_solved_what(store, grids) -> None:

@@ -374,6 +374,19 @@ def test_public_submissions_are_seen_by_all_and_changed_by_their_owner(calling, 
     assert ann.post(f"/submissions/{scripted['id']}/withdraw").status_code == 403
 
 
+def test_an_owner_cannot_show_what_the_operator_hides(calling, store):
+    ann = calling("ann")
+    mine = begin(ann, visibility="public").json()["id"]
+    submissions.set_hidden(store, mine, True)
+    assert calling("bob").get(f"/submissions/{mine}").status_code == 404
+    assert ann.get(f"/submissions/{mine}").json()["visibility"] == "private"
+    refused = ann.patch(f"/submissions/{mine}", json={"visibility": "public"})
+    assert (refused.status_code, detail(refused)) == (
+        403,
+        f"submission {mine} is hidden by the board's operator; ask there",
+    )
+
+
 def test_tokens_decide(address, tokens, store, calling):
     def get(value, path="/submissions"):
         return httpx.get(f"{address}/api/v1{path}", headers={"Authorization": value} if value else {}, verify=False)

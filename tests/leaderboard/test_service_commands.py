@@ -6,6 +6,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 
+import httpx
 import pytest
 from small_boards import dealt_board
 from typer.testing import CliRunner
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from turngym_client import connect
 from turngym_leaderboard.cli import app
 from turngym_leaderboard.lifecycle import Role
+from turngym_leaderboard.local_server import local_process
 from turngym_leaderboard.store import open_store, owners
 from turngym_trainer.policy import load_policy
 
@@ -98,3 +100,13 @@ def test_a_checkpoint_is_submitted_played_and_told(server, tmp_path):
         finally:
             serving.send_signal(signal.SIGTERM)
     assert serving.returncode == 0
+
+
+def test_an_owners_calls_a_second_are_the_operators_to_set(tmp_path):
+    headers = {"Authorization": f"Bearer {leaderboard('token', 'new', tmp_path / 'data', 'ann').stdout.strip()}"}
+    command = [sys.executable, "-m", "turngym_leaderboard.cli", "serve", str(tmp_path / "data"), "--no-worker"]
+    command += ["--port", "0", "--owner-requests-per-second", "0.1"]
+    with local_process(command, tmp_path / "log") as address:
+        codes = [httpx.get(f"{address}/api/v1/submissions", headers=headers).status_code for _ in range(2)]
+        assert codes == [200, 429]
+        assert httpx.get(f"{address}/api/v1/boards").status_code == 200

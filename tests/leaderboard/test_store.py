@@ -376,6 +376,7 @@ def test_an_older_database_is_brought_up_to_date(tmp_path):
                 "ALTER TABLE submissions DROP COLUMN examined",
                 "ALTER TABLE boards DROP COLUMN closing",
                 "ALTER TABLE boards DROP COLUMN waits",
+                "ALTER TABLE submissions DROP COLUMN hidden",
                 "UPDATE submissions SET idle_claims = 4",
                 "UPDATE alembic_version SET version_num = '0002'",
             ):

@@ -25,7 +25,7 @@ from turngym_leaderboard.pages.views import (
 )
 from turngym_leaderboard.record import Overall, Rate, Score, Statistics
 from turngym_leaderboard.store.episodes import Outcomes
-from turngym_leaderboard.store.values import Board, Environment, Episode, Kind, Result, Submission, Visibility
+from turngym_leaderboard.store.values import Board, Environment, Episode, Kind, Result, Submission
 
 
 def when(moment: datetime | None) -> str:
@@ -157,7 +157,7 @@ def told_apart(found: Sequence[Submission]) -> tuple[tuple[str, str], ...]:
 
 def is_private(submission: Submission) -> bool:
     """Its owner and admins alone see it."""
-    return submission.visibility is Visibility.PRIVATE
+    return not submission.public
 
 
 def times_of(submission: Submission) -> tuple[tuple[str, str], ...]:

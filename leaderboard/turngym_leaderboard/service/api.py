@@ -108,7 +108,9 @@ def read_submission(service: ServiceOf, caller: CallerOf, id: Id) -> messages.Su
 @router.patch("/submissions/{id}")
 def change_submission(service: ServiceOf, caller: CallerOf, id: Id, change: Change) -> messages.Submission:
     """Shows a submission to everybody, or to its owner alone."""
-    _, board = owned(service, caller.viewer, id)
+    submission, board = owned(service, caller.viewer, id)
+    if submission.hidden:
+        raise problem(403, f"submission {id} is hidden by the board's operator; ask there")
     return told_submission(submissions.set_visibility(service.store, id, change.visibility), board)
 
 

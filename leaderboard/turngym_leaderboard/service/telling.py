@@ -1,5 +1,6 @@
 """What the store gives, as the API tells it."""
 
+from turngym_leaderboard.lifecycle import Visibility
 from turngym_leaderboard.service.messages import Board, Environment, Submission
 from turngym_leaderboard.store import values
 
@@ -50,7 +51,7 @@ def told_submission(told: values.Submission, board: values.Board) -> Submission:
         name=told.name,
         kind=told.kind,
         owner=told.owner.name if told.owner else None,
-        visibility=told.visibility,
+        visibility=Visibility.PUBLIC if told.public else Visibility.PRIVATE,
         state=told.state,
         reason=told.reason_on(board),
         episodes=told.episodes,

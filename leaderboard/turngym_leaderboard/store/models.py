@@ -24,6 +24,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    false,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
@@ -162,6 +163,7 @@ class SubmissionRow(Table):
         lease_holder, lease_until: the worker that plays it; while RUNNING only.
         failures: how often a worker found that it cannot be played as it is. That a worker ended does not count.
         examined: when its examination began first; None where it did not yet.
+        hidden: by the board's operator, whatever its visibility is.
     """
 
     __tablename__ = "submissions"
@@ -192,6 +194,7 @@ class SubmissionRow(Table):
     lease_until: Mapped[datetime | None]
     failures: Mapped[int] = mapped_column(default=0)
     examined: Mapped[datetime | None]
+    hidden: Mapped[bool] = mapped_column(default=False, server_default=false())
 
     owner: Mapped[OwnerRow | None] = relationship(lazy="joined")
 

@@ -122,6 +122,7 @@ def submission(row: SubmissionRow) -> Submission:
         queued=row.queued,
         started=row.started,
         finished=row.finished,
+        hidden=row.hidden,
     )
 
 

@@ -295,6 +295,15 @@ def set_visibility(store: Store, public_id: str, visibility: Visibility) -> Subm
         return reading.submission(row)
 
 
+def set_hidden(store: Store, public_id: str, hidden: bool) -> Submission:
+    """Keeps a submission from all but its owner and admins, whatever its visibility, or no longer. Raises NotFound."""
+    with store.writing() as session:
+        row = _row(session, public_id, lock=True)
+        row.hidden, row.changed = hidden, reading.utc_now()
+        session.flush()
+        return reading.submission(row)
+
+
 def files(store: Store, public_id: str) -> list[SubmissionFile]:
     """The files that a submission consists of, by name. Raises NotFound."""
     with store.reading() as session:

@@ -125,6 +125,7 @@ class Submission:
         description: what it is, for the record; shown to whoever may see the submission.
         reason: why it failed or is incomplete, or which faults of its own ended episodes, or "".
         episodes: played so far, of `total`.
+        hidden: by the board's operator: its visibility goes for nothing.
         queued: when it was queued first; that is when it began to count against its owner's number.
     """
 
@@ -145,6 +146,12 @@ class Submission:
     queued: datetime | None
     started: datetime | None
     finished: datetime | None
+    hidden: bool
+
+    @property
+    def public(self) -> bool:
+        """Everybody may see it."""
+        return self.visibility is Visibility.PUBLIC and not self.hidden
 
     def reason_on(self, board: Board) -> str:
         """Why it stands where it does on its board: of one that is queued, why no worker plays the board."""
