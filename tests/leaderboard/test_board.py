@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from turngym_client import Limits, Split, connect
 from turngym_leaderboard import seeds
-from turngym_leaderboard.boards import BoardError, load_definition
+from turngym_leaderboard.boards import WORLDS_PER_INSTANCE, BoardError, load_definition
 from turngym_leaderboard.cli import app
 from turngym_leaderboard.dealing import deal_board, new_secret
 from turngym_leaderboard.evaluation import CannotEvaluate
@@ -116,6 +116,20 @@ def test_a_sealed_board_needs_a_hundred_times_its_worlds(client):
         deal_board(client, definition(environments=uncounted), SECRET)
     [dealt] = deal_board(client, definition(sealed=True, environments=[{"id": "sokoban", "instances": 2}]), SECRET)
     assert len(dealt.scored.instances) == 2
+
+
+@pytest.mark.parametrize(
+    ("id", "options", "most"),
+    [
+        ("sokoban", {}, 9),
+        ("frozen_lake", {}, 64),
+        ("bandit", {"names": "pairs"}, 4),
+        ("frozen_lake", {"slip": 0.1}, 0),
+    ],
+)
+def test_a_sealed_board_has_as_many_instances_as_the_readme_says(client, id, options, most):
+    worlds = client.environment(id, options=options).splits[Split.HELD_OUT].worlds or 0
+    assert int(worlds) // WORLDS_PER_INSTANCE == most
 
 
 def test_a_split_that_is_not_served_is_told(server_without_held_out):
