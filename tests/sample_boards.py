@@ -83,12 +83,14 @@ def play(
     text: str = "push right",
     unresolved: Sequence[int] = (),
     tokens: int | None = 40,
+    attempts: int | None = None,
 ) -> Submission:
     """Plays whatever is next in the queue, as a worker does.
 
     Args:
         solved: draws that it solves, by environment; unresolved: those of which nothing is known.
         until: scored instances that are played; fewer leave it running.
+        attempts: of each instance; None: the board's.
     """
     now = datetime.now(UTC)
     lease = work.claim(store, "tests", list(Kind), now=now, until=now + timedelta(hours=1))
@@ -100,7 +102,7 @@ def play(
         scored = [
             episode(environment, each, attempt, each.draw in wins, text, tokens, each.draw in unresolved)
             for each in deal.scored.instances[:until]
-            for attempt in range(environment.definition.attempts)
+            for attempt in range(attempts or environment.definition.attempts)
         ]
         shown = [episode(environment, each, 0, each.draw in wins, text, tokens, False) for each in deal.showcase]
         work.commit(store, lease, environment, scored, showcase=False, sealed=True, now=now)

@@ -1,9 +1,11 @@
 """Who is better than whom on a board, and how sure that is. Pure functions; knows nothing of episodes or servers.
 
 Every pair of agents is tested on the instances that both have played, by flipping the signs of the per-instance
-differences; Holm's adjustment over all pairs of the board holds the chance of any false difference at the level. An
-agent's rank is the range that the tests leave open: [1 + number significantly better, M − number significantly worse].
-Nothing is drawn at random: the distributions over all sign patterns are computed, not sampled.
+differences. The flip needs differences that are symmetric between equals: of a pair in which one was dealt a single
+attempt of each instance, only the first attempts of both are compared. Holm's adjustment over all pairs of the board
+holds the chance of any false difference at the level. An agent's rank is the range that the tests leave open:
+[1 + number significantly better, M − number significantly worse]. Nothing is drawn at random: the distributions over
+all sign patterns are computed, not sampled.
 
 Letters: M agents, I instances, m attempts on each, E environments. Sources: Holm (1979); McNemar (1947) for one
 attempt, whose exact test the sign-flip test then is; Demšar (JMLR 2006) for groups of agents that are not told apart.
@@ -41,11 +43,15 @@ class Environment:
         solved: [M, I], how many of an instance's attempts an agent solved; MISSING where that is not known.
         attempts: m.
         weight: what a success rate counts for in the score; `overall_weights` gives those of several environments.
+        first: [M, I], the same as if the first attempt had been the only one, so 0, m or MISSING.
+        single: [M], whether an agent was dealt one attempt of each instance. Both None: every agent was dealt all.
     """
 
     solved: Counts
     attempts: int
     weight: float = 1.0
+    first: Counts | None = None
+    single: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         if self.solved.ndim != 2 or self.attempts < 1 or not 0 < self.weight < math.inf:
@@ -58,6 +64,13 @@ class Environment:
                 f"{self.solved.min()} to {self.solved.max()} solved attempts: expected 0 to {self.attempts}, or "
                 f"{MISSING} where that is not known"
             )
+
+    def of(self, agents: Sequence[bool], weight: float) -> "Environment":
+        """The same of some of the agents, with another weight."""
+        chosen = np.array(agents, np.bool_)
+        first = self.first[chosen] if self.first is not None else None
+        single = self.single[chosen] if self.single is not None else None
+        return Environment(self.solved[chosen], self.attempts, weight, first, single)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +133,15 @@ def _solved(outcomes: Sequence[bool | None], attempts: int) -> int:
     if len(outcomes) > attempts:
         raise ValueError(f"{len(outcomes)} attempts on an instance on which {attempts} were dealt")
     return sum(map(bool, outcomes)) if len(outcomes) == attempts and None not in outcomes else MISSING
+
+
+def first_attempts(agents: Sequence[Mapping[int, Sequence[bool | None]]], attempts: int) -> Counts:
+    """As `solved_attempts`, if each agent had done in all attempts as in the first one."""
+    return np.where((first := solved_attempts(_firsts(agents), 1)) == MISSING, MISSING, attempts * first)
+
+
+def _firsts(agents: Sequence[Mapping[int, Sequence[bool | None]]]) -> list[dict[int, Sequence[bool | None]]]:
+    return [{instance: told[:1] for instance, told in outcomes.items()} for outcomes in agents]
 
 
 def rank(environments: Sequence[Environment], *, level: float = LEVEL) -> Ranking:
@@ -255,14 +277,18 @@ def _scores(environments: Sequence[Environment]) -> Floats:
 
 def _compare(environment: Environment, places: Sequence[tuple[int, int]]) -> _Compared:
     solved, attempts = environment.solved, environment.attempts
+    once = environment.first if environment.first is not None else solved
+    single = environment.single if environment.single is not None else np.zeros(len(solved), np.bool_)
     sizes = np.zeros((len(places), attempts + 1), np.int64)
     sums, instances = np.zeros(len(places), np.int64), np.zeros(len(places), np.int64)
     start = 0
     for first in range(len(solved) - 1):
-        others = solved[first + 1 :]
+        of_first = (single[first] | single[first + 1 :])[:, np.newaxis]
+        others = np.where(of_first, once[first + 1 :], solved[first + 1 :])
+        own = np.where(of_first, once[first : first + 1], solved[first : first + 1])
         rows = slice(start, start := start + len(others))
-        both = (others != MISSING) & (solved[first] != MISSING)
-        differences = np.where(both, others - solved[first], 0)
+        both = (others != MISSING) & (own != MISSING)
+        differences = np.where(both, others - own, 0)
         instances[rows], sums[rows] = both.sum(1), differences.sum(1)
         for size in range(1, attempts + 1):
             sizes[rows, size] = (np.abs(differences) == size).sum(1)

@@ -315,12 +315,15 @@ def _wrong_seeds(record: Record, protocol: Protocol) -> Iterator[str]:
 
 
 def _wrong_deals(record: Record) -> Iterator[str]:
-    """Every row was dealt every attempt once, in order: one that is left out would be one that was lost on purpose."""
+    """Every row was dealt every attempt once, in order: one that is left out would be one that was lost on purpose. Of
+    remote agents that is the first attempt of each instance.
+    """
     attempts = range(record.protocol.attempts)
     wanted = [(instance.draw, attempt) for instance in record.environment.instances for attempt in attempts]
+    first = [(draw, attempt) for draw, attempt in wanted if not attempt]
     for row in record.rows:
         dealt = [(episode.draw, episode.attempt) for episode in row.episodes]
-        due = [] if row.unavailable else wanted
+        due = [] if row.unavailable else first if row.description.get("kind") == "remote" else wanted
         for (draw, attempt), count in (Counter(dealt) - Counter(due)).items():
             yield f"{row.agent}, draw {draw}, attempt {attempt}: the record has this episode {count} times too often"
         for draw, attempt in Counter(due) - Counter(dealt):

@@ -10,6 +10,7 @@ import small_boards
 from fastapi import FastAPI
 from sample_boards import INSTANCES, SECRET, SHOWCASE, definition, new_board, owner, play, submit
 from sample_episodes import HOSTILE
+from sqlalchemy import update
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
@@ -20,6 +21,7 @@ from turngym_leaderboard.pages.from_store import BoardSource
 from turngym_leaderboard.pages.routes import pages_router
 from turngym_leaderboard.pages.views import EpisodeFilter
 from turngym_leaderboard.store import NotFound, boards, open_store, submissions, work
+from turngym_leaderboard.store.models import SubmissionRow
 from turngym_leaderboard.store.values import Kind, State, Visibility
 from turngym_leaderboard.visibility import EVERYBODY, Viewer
 
@@ -171,6 +173,31 @@ def test_a_comparison_whose_test_and_interval_disagree_says_which_decides(store)
     page = browse(store).get(f"/boards/{board.slug}/compare/{made[0]}/{made[1]}").text
     assert "+50 points" in page
     assert "The interval holds 0, but the test finds a difference: the test decides" in page
+
+
+def test_a_remote_agent_is_compared_by_the_attempts_that_it_was_dealt(store) -> None:
+    board = new_board(store, definition(attempts=4))
+    play(store, board, {"sokoban": range(5)}, tokens=None)
+    play(store, board, {"sokoban": range(22)}, tokens=None)
+    alice = owner(store, "alice")
+    far = submit(store, board, alice, "far")
+    with store.writing() as session:
+        session.execute(update(SubmissionRow).where(SubmissionRow.id == far.id).values(kind=Kind.REMOTE))
+    play(store, board, {"sokoban": range(2)}, attempts=1)
+    near = submit(store, board, alice, "near")
+    play(store, board, {"sokoban": range(20)})
+    source = BoardSource(store)
+    rows = {row.name: row for row in source.board(board.slug).rows}
+    assert (rows["near"].ranks, rows["far"].ranks) == ((1, 1), (2, 2))
+    assert rows["near"].notes == ()
+    assert "it is dealt one attempt of each instance" in rows["far"].notes[0]
+    view = source.comparison(board.slug, far.public_id, near.public_id)
+    [seen] = view.environments
+    assert (seen.attempts, len(seen.instances), seen.test) == (1, INSTANCES, "exact McNemar")
+    assert seen.p_value == pytest.approx(2 / 2**18)
+    assert seen.difference is not None
+    assert seen.difference.value == pytest.approx(18 / 24)
+    assert view.adjusted == pytest.approx(2 / 2**18)
 
 
 def test_a_submission_that_no_worker_can_play_says_why(store, grids) -> None:

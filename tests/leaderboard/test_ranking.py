@@ -170,6 +170,40 @@ def test_solved_attempts_of_outcomes_by_instance():
     assert ranking.solved_attempts(agents, 2).tolist() == expected
 
 
+def test_against_an_agent_of_single_attempts_the_first_ones_are_compared():
+    # The first one solves its first attempts alone; the second all; the third was dealt single ones, and solves none.
+    outcomes = [
+        {k: [True, False] for k in range(9)},
+        {k: [True, True] for k in range(9)},
+        {k: [False] for k in range(9)},
+    ]
+    first = ranking.first_attempts(outcomes, 2)
+    assert first.tolist() == [[2] * 9, [2] * 9, [0] * 9]
+    single = np.array([False, False, True])
+    solved = np.where(single[:, np.newaxis], first, ranking.solved_attempts(outcomes, 2))
+    told = rank([Environment(solved, 2, first=first, single=single)])
+    assert told.scores == pytest.approx((0.5, 1.0, 0.0))
+    assert [p.difference for p in told.pairs] == pytest.approx([0.5, -1.0, -1.0])
+    assert [p.p_value for p in told.pairs] == pytest.approx([2 / 2**9] * 3)
+    two = Environment(solved, 2, first=first, single=single).of([True, False, True], 3.0)
+    assert [p.difference for p in rank([two]).pairs] == pytest.approx([-3.0])
+
+
+def test_an_equal_of_single_attempts_is_told_apart_no_more_often_than_the_level():
+    generator = np.random.default_rng(3)
+    chances = generator.choice([0.1, 0.9], size=40)
+    found = []
+    for _ in range(400):
+        whole = generator.random((40, 4)) < chances[:, np.newaxis]
+        alone = generator.random(40) < chances
+        outcomes = [{k: list(map(bool, whole[k])) for k in range(40)}, {k: [bool(alone[k])] for k in range(40)}]
+        first = ranking.first_attempts(outcomes, 4)
+        solved = np.where([[False], [True]], first, ranking.solved_attempts(outcomes, 4))
+        [pair] = rank([Environment(solved, 4, first=first, single=np.array([False, True]))]).pairs
+        found.append(pair.p_value <= 0.05)
+    assert np.mean(found) <= 0.05
+
+
 def test_smallest_detectable_by_hand():
     # z = z(0.975) + z(0.8) = 1.959964 + 0.841621; of ten agents' 45 pairs z(1 − 0.05/90) is 3.260767.
     for pairs, z in ((1, 2.801585), (45, 4.102388)):

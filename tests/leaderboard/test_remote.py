@@ -26,6 +26,7 @@ from turngym.sealed import read_seal_key
 from turngym_client import connect
 from turngym_leaderboard.agents import Reply
 from turngym_leaderboard.agents.scripted import RandomAgent
+from turngym_leaderboard.board_record import board_records
 from turngym_leaderboard.client import BoardClient, BoardError
 from turngym_leaderboard.dealing import deal_board
 from turngym_leaderboard.endpoints import RegisteredEndpoint
@@ -37,8 +38,9 @@ from turngym_leaderboard.service.messages import NewFile, NewSubmission
 from turngym_leaderboard.store import WrongState, boards, open_store, owners, remote, submissions, values
 from turngym_leaderboard.store.models import EnvironmentRow, RemoteEpisodeRow, SubmissionRow
 from turngym_leaderboard.store.values import Kind, Role, State, Visibility
+from turngym_leaderboard.verify import verify
 
-LAKE = {"id": "frozen_lake", "instances": 3, "attempts": 2, "showcase": 1}
+LAKE = {"id": "frozen_lake", "instances": 6, "attempts": 2, "showcase": 1}
 SEALED = {"sealed": True, "batch": 4, "environments": [LAKE]}
 EPISODES = 7
 
@@ -120,13 +122,15 @@ def test_what_is_played_through_the_service_is_what_a_worker_would_have_played(s
     deal = boards.deal(store, environment.id)
     shown = Selection(deal.showcase, 0, "", 0, "{}", deal.scored.limits)
     alone = [
-        *play(client, protocol, deal.scored, Walker()),
+        *play(client, protocol, deal.scored, Walker(), only={(each.draw, 0) for each in deal.scored.instances}),
         *play(client, protocol, shown, Walker(), only=set_of(deal)),
     ]
     found = episodes_of(store, board)
     by_place = {(record.draw, record.attempt): (record, trajectory.turns) for _, record, trajectory in found}
     assert by_place == {(each.record.draw, each.record.attempt): (each.record, each.turns) for each in alone}
     assert {record.success for _, record, _ in found} == {True, False}
+    [written] = board_records(store, board, submissions.find(store, mine.id))
+    assert verify(client, written.record, trajectories=list(written.trajectories())) == []
 
 
 def set_of(deal):
@@ -272,16 +276,17 @@ def test_the_order_of_dealing_tells_nothing_of_the_draws(tmp_path, client):
 def test_dropping_asking_twice_and_running_out_of_time_gain_nothing(tmp_path, client):
     """An agent that leaves its losing episodes comes to no better score than one that loses them."""
     numbers = {}
+    many = SEALED | {"environments": [LAKE | {"instances": 15}]}
     for name, play_all in (("honest", honest), ("sly", sly)):
         with open_store(tmp_path / name) as store, offered(store, client) as ann:
-            board = dealt_board(store, client, **SEALED)
+            board = dealt_board(store, client, **many)
             mine = ann.begin_remote(board.slug, name="mine")
             play_all(ann, mine.id, store)
             assert ann.status(mine.id).state is State.QUEUED
             play_out(store, client)
             assert ann.status(mine.id).state is State.SCORED
             found = [record for _, record, _ in episodes_of(store, board)]
-            assert len({(record.draw, record.attempt) for record in found}) == len(found) == EPISODES
+            assert len({(record.draw, record.attempt) for record in found}) == len(found) == 16
             numbers[name] = ann.results(mine.id)[0].statistics
             with pytest.raises(BoardError, match="1 remote agents of an owner are scored in a season") as refused:
                 ann.begin_remote(board.slug, name="again")
@@ -303,6 +308,7 @@ def sly(ann, id, store):
     seen = set()
     while (dealt := ann.ask(id, 4)).left:
         assert [each.id for each in ann.ask(id, 4).episodes] == [each.id for each in dealt.episodes]
+        dropped = []
         for episode in dealt.episodes:
             assert episode.id not in seen
             seen.add(episode.id)
@@ -311,15 +317,16 @@ def sly(ann, id, store):
                 step = ann.answer(id, episode.id, turn, towards_the_goal(observation))
                 observation = step.observation
                 with pytest.raises(BoardError, match="was answered already, otherwise"):
-                    ann.answer(id, episode.id, turn, ["Left"])
+                    ann.answer(id, episode.id, turn, 3 * ["Left"])
                 if step.done:
                     break
-        dropped = [each for each in ann.ask(id, 1).episodes if each.id in seen]
+            else:
+                dropped.append(episode)
         run_out_of_time(store)
         for episode in dropped:
             with pytest.raises(BoardError, match="the episode is over: deadline: turn 2 was not answered"):
                 ann.answer(id, episode.id, 2, ["Left"])
-    assert len(seen) == EPISODES
+    assert len(seen) == 16
 
 
 def test_who_has_seen_the_levels_submits_nothing_further(tmp_path, client):

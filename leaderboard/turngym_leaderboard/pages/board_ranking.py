@@ -3,8 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from turngym_leaderboard import summary
-from turngym_leaderboard.ranking import MISSING, Environment, Ranking, overall_weights, rank, solved_attempts
+from turngym_leaderboard.ranking import (
+    MISSING,
+    Environment,
+    Ranking,
+    first_attempts,
+    overall_weights,
+    rank,
+    solved_attempts,
+)
 from turngym_leaderboard.record import Overall, Statistics
 from turngym_leaderboard.store.episodes import Outcomes
 from turngym_leaderboard.store.values import Board, Kind, Result, State, Submission
@@ -77,22 +87,31 @@ def rank_board(
         and overall(board, results.get(submission.id, {})).ranked
     ]
     counted = [environment for environment in board.environments if environment.definition.overall]
-    solved = {
-        environment.label: solved_attempts(
-            [outcomes.get(each.id, {}).get(environment.label, {}) for each in able], environment.definition.attempts
+    played = {
+        environment.label: _played(
+            able,
+            [outcomes.get(each.id, {}).get(environment.label, {}) for each in able],
+            environment.definition.attempts,
         )
         for environment in counted
     }
-    whole = [all(bool((solved[e.label][k] != MISSING).any()) for e in counted) for k in range(len(able))]
+    whole = [all(bool((played[e.label].solved[k] != MISSING).any()) for e in counted) for k in range(len(able))]
     able = [each for each, is_whole in zip(able, whole, strict=True) if is_whole]
     if len(able) < 2:
         return BoardRanking(tuple(each.public_id for each in able), None)
     weights = overall_weights([_span(results[able[0].id][environment.label]) for environment in counted])
     environments = [
-        Environment(solved[environment.label][whole], environment.definition.attempts, weight)
-        for environment, weight in zip(counted, weights, strict=True)
+        played[environment.label].of(whole, weight) for environment, weight in zip(counted, weights, strict=True)
     ]
     return BoardRanking(tuple(each.public_id for each in able), rank(environments))
+
+
+def _played(able: Sequence[Submission], outcomes: Sequence[Outcomes], attempts: int) -> Environment:
+    """What agents came to in an environment; remote ones, by the one attempt of each instance that they are dealt."""
+    single = np.array([each.kind is Kind.REMOTE for each in able], np.bool_)
+    first = first_attempts(outcomes, attempts)
+    solved = np.where(single[:, np.newaxis], first, solved_attempts(outcomes, attempts))
+    return Environment(solved, attempts, first=first, single=single)
 
 
 def _span(result: Result) -> float:

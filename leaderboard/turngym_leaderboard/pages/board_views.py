@@ -86,6 +86,8 @@ def board_row(
         for environment in board.environments
         if (result := results.get(environment.label)) is not None and result.unavailable
     ]
+    if submission.kind is Kind.REMOTE and any(each.definition.attempts > 1 for each in board.environments):
+        notes.append("it is dealt one attempt of each instance, and compared with others by their first ones")
     if told.unresolved:
         kept = "" if told.ranked else ", so it is not ranked"
         notes.append(f"{told.unresolved:,} of {told.episodes:,} episodes are not resolved{kept}")
@@ -212,15 +214,17 @@ def episode_row(submission: Submission, line: Episode) -> EpisodeRow:
 def environment_comparison(
     environment: Environment, one: Outcomes, other: Outcomes, results: tuple[Result | None, Result | None]
 ) -> EnvironmentComparison:
-    """Two submissions on the instances whose attempts are all resolved in both.
+    """Two submissions on the instances whose attempts are all resolved in both, of those attempts that both were dealt:
+    of a remote agent's and another's the first of each instance.
 
     Args:
         one, other: success of each attempt, by instance.
         results: what each came to.
     """
-    draws = sorted(draw for draw in one if draw in other and None not in one[draw] and None not in other[draw])
-    draws = [draw for draw in draws if len(one[draw]) == len(other[draw])]
-    first, second = ([list(map(bool, outcomes[draw])) for draw in draws] for outcomes in (one, other))
+    attempts = min(max(map(len, outcomes.values()), default=0) for outcomes in (one, other))
+    both = [draw for draw in sorted(one) if draw in other and attempts <= min(len(one[draw]), len(other[draw]))]
+    draws = [draw for draw in both if None not in (*one[draw][:attempts], *other[draw][:attempts])]
+    first, second = ([list(map(bool, outcomes[draw][:attempts])) for draw in draws] for outcomes in (one, other))
     difference = statistics.paired_difference(first, second) if draws else None
     interval = difference.interval if difference else None
     return EnvironmentComparison(
@@ -235,7 +239,7 @@ def environment_comparison(
         disagreement=statistics.disagreement(difference.p_value, difference.interval, difference.instances)
         if difference
         else "",
-        attempts=environment.definition.attempts,
+        attempts=attempts,
         instances=tuple(_pair(*each) for each in zip(draws, map(sum, first), map(sum, second), strict=True)),
     )
 

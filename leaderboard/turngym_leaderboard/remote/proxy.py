@@ -114,6 +114,7 @@ class Proxy:
         told = {
             "kind": "remote",
             "played_by": "its owner's own program, which the board knows nothing of",
+            "attempts": "1 of each instance",
             "turn_seconds": f"{self.times.turn.total_seconds():g}",
         }
         deals = {each.id: boards.deal(self._store, each.id) for each in board.environments}

@@ -25,6 +25,9 @@ def not_dealt(board: Board) -> dict[int, str]:
 def seats(board: Board, deals: Mapping[int, Deal], secret: int, public_id: str) -> list[Seat]:
     """All episodes of a submission, in an order by which nobody can tell which is which.
 
+    Every instance is dealt once, also where other agents have several attempts: who meets a level a second time, which
+    its first observation tells, would know how the first time ended.
+
     Args:
         deals: by the environments' numbers.
         public_id: of the submission.
@@ -40,13 +43,8 @@ def seats(board: Board, deals: Mapping[int, Deal], secret: int, public_id: str) 
 
 
 def _of(environment: Environment, deal: Deal) -> list[Seat]:
-    attempts = range(environment.definition.attempts)
-    scored = [
-        Seat(environment.id, instance.draw, attempt, showcase=False)
-        for instance in deal.scored.instances
-        for attempt in attempts
-    ]
-    return [*scored, *(Seat(environment.id, instance.draw, 0, showcase=True) for instance in deal.showcase)]
+    dealt = [(instance, False) for instance in deal.scored.instances] + [(instance, True) for instance in deal.showcase]
+    return [Seat(environment.id, instance.draw, 0, showcase=showcase) for instance, showcase in dealt]
 
 
 def _lot(secret: int, public_id: str, environment: Environment, seat: Seat) -> int:
