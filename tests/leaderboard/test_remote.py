@@ -689,7 +689,12 @@ def test_while_the_service_stands_still_no_time_runs(tmp_path, client, stands_st
 
 
 def test_what_the_database_fails_in_is_nobodys_failure(tmp_path, client, caplog):
-    with open_store(tmp_path) as store, offered(store, client) as ann:
+    with (
+        open_store(tmp_path) as store,
+        serving(store, proxy=Proxy(store, client)) as address,
+        BoardClient(address, token_of(store, "ann")) as ann,
+        BoardClient(address, token_of(store, "ann"), patience=0) as hasty,
+    ):
         board = dealt_board(store, client, **SEALED)
         mine = ann.begin_remote(board.slug, name="mine")
         episode, other = ann.ask(mine.id, 2).episodes
@@ -700,10 +705,8 @@ def test_what_the_database_fails_in_is_nobodys_failure(tmp_path, client, caplog)
 
         event.listen(store._writing, "checkout", limit)
         answer = "<answer>Right</answer>" + 60_000 * " "
-        with BoardClient(ann._url, token_of(store, "bob"), patience=0) as hasty:
-            hasty._http.headers["Authorization"] = ann._http.headers["Authorization"]
-            with pytest.raises(BoardError, match="the board's disk is full, which its operator has to mend") as refused:
-                hasty.answer(mine.id, episode.id, 0, answer)
+        with pytest.raises(BoardError, match="the board's disk is full, which its operator has to mend") as refused:
+            hasty.answer(mine.id, episode.id, 0, answer)
         assert refused.value.status == 503
         assert "disk is full" in caplog.text
         run_out_of_time(store)
