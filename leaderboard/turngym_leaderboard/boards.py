@@ -61,7 +61,7 @@ class EnvironmentDefinition(Model):
         id: of the environment on its server.
         label: what the board calls it, unique on it; default: its id.
         instances: distinct worlds that are scored.
-        attempts: episodes that each submission plays on each of them.
+        attempts: episodes that each submission plays on each of them; a remote agent plays one.
         showcase: further worlds that each submission plays once, which anybody may see and which are not scored.
         overall: it counts in the overall score; otherwise it is shown beside the others.
     """

@@ -1,5 +1,6 @@
 """The service as its callers and attackers meet it: over real connections, on SQLite and PostgreSQL."""
 
+import errno
 import hashlib
 import re
 import secrets
@@ -216,6 +217,21 @@ def test_a_disk_without_room_is_told(calling, monkeypatch):
     assert (refused.status_code, detail(refused)) == (507, "the board has no room for these files; tell its operator")
     send(ann, mine, "config.json", CONTENT["config.json"])
     assert begin(bob).status_code == 201
+
+
+def test_a_disk_that_is_full_while_a_file_arrives_is_told_and_the_rest_may_be_sent_again(calling, monkeypatch):
+    ann = calling("ann")
+    mine = begin(ann).json()["id"]
+
+    def full(number):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as now:
+        now.setattr(uploads.os, "fsync", full)
+        refused = send(ann, mine, "config.json", CONTENT["config.json"])
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+    assert "the board's disk is full, which its operator has to mend" in detail(refused)
+    assert send(ann, mine, "config.json", CONTENT["config.json"]).status_code == 200
 
 
 def test_a_size_that_no_disk_has_is_not_told_again(calling):

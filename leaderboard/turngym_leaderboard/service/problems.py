@@ -29,6 +29,7 @@ AWAY_SECONDS: Final = 2
 """After which an environment server that did not answer is asked again."""
 STUMBLED_SECONDS: Final = 5
 """After which a database that failed is asked again."""
+DISK_FULL: Final = "the board's disk is full, which its operator has to mend; send the same again"
 _STATUS: Final[Mapping[type[StoreError], HTTPStatus]] = {
     NotFound: HTTPStatus.NOT_FOUND,
     LimitReached: HTTPStatus.FORBIDDEN,
@@ -75,7 +76,7 @@ def add_handlers(app: FastAPI) -> None:
         return refusal(
             request,
             HTTPStatus.SERVICE_UNAVAILABLE,
-            f"{_why(error)}; send the same again",
+            _why(error),
             {"Retry-After": str(STUMBLED_SECONDS)},
         )
 
@@ -105,10 +106,10 @@ def _why(error: Exception) -> str:
     """What a database failed by, without its words, which may tell of rows and addresses."""
     told = str(error)
     if "disk is full" in told or "No space left" in told:
-        return "the board's disk is full, which its operator has to mend"
+        return DISK_FULL
     if "is locked" in told or isinstance(error, exc.TimeoutError):
-        return "the board's database is busy"
-    return "the board's database does not answer"
+        return "the board's database is busy; send the same again"
+    return "the board's database does not answer; send the same again"
 
 
 def _fault(fault: Mapping[str, object]) -> str:

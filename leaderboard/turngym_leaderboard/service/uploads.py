@@ -5,6 +5,7 @@ that was announced. So an upload that was cut off anywhere, by the sender or by 
 what the database says. Names come from the database, where only those of `intake.names` are.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -20,7 +21,7 @@ import anyio
 from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from turngym_leaderboard.service.problems import problem
+from turngym_leaderboard.service.problems import DISK_FULL, STUMBLED_SECONDS, problem
 from turngym_leaderboard.store import NotFound, Store, submissions
 from turngym_leaderboard.store.values import State, Submission, SubmissionFile
 
@@ -50,12 +51,13 @@ async def receive_part(
 
     Raises:
         HTTPException: 404 there is no such file, 409 the part does not begin where the file ends, or another one is
-            arriving, 413 it goes beyond the file's end, 422 the hash differs, 408 nothing came for a minute.
+            arriving, 413 it goes beyond the file's end, 422 the hash differs, 408 nothing came for a minute, 503 the
+            disk is full.
         WrongState: the submission takes no more files.
     """
     await run_in_threadpool(_file, store, submission, name)
     path = store.folder(submission.public_id) / name
-    with _alone(path) as stream:
+    with _told_when_full(), _alone(path) as stream:
         file = await run_in_threadpool(_file, store, submission, name)
         if offset != file.received:
             raise problem(
@@ -145,6 +147,16 @@ def _alone(path: Path) -> Generator[BufferedRandom]:
         except BlockingIOError:
             raise problem(409, f"a part of {path.name} is arriving already; wait for its end") from None
         yield stream
+
+
+@contextmanager
+def _told_when_full() -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise problem(503, DISK_FULL, {"Retry-After": str(STUMBLED_SECONDS)}) from error
 
 
 async def _in_time(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
