@@ -17,6 +17,7 @@ from turngym_trainer.checkpoint import checkpoint_iteration, checkpoints
 from turngym_trainer.config import Config
 from turngym_trainer.metrics import Number
 from turngym_trainer.train import CHECKPOINTS, CONFIG, train
+from turngym_trainer.unfinished import UNFINISHED
 from turngym_trainer.warm_start import REPORT, Check, warm_start
 
 SPENT = "processor_seconds"
@@ -31,9 +32,11 @@ def taught(config: Config) -> Path:
     def observe(check: Check) -> None:
         told(f"{folder.name}: step {check.step}, loss {check.loss:.3f}, validation {check.success:.1%}")
 
-    shutil.rmtree(folder, ignore_errors=True)
+    goes_on = (folder / UNFINISHED).is_dir()
+    if not goes_on:
+        shutil.rmtree(folder, ignore_errors=True)
     with _counted(folder):
-        warm_start(config, observe=observe)
+        warm_start(config, resume=goes_on, observe=observe)
     return folder
 
 

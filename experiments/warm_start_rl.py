@@ -75,12 +75,12 @@ def play_seed(environment: str, seed: int, address: str, home: Path) -> dict[str
     other = (f"run.seed={1_000 + seed}", f"warm_start.max_steps={measure.more_steps}")
     more = taught(settings(environment, seed, address, folders[MORE], start, *other))
     record = measured(environment, measure, address, home / f"record-{seed}", {WARM: warm, MORE: more, RL: checkpoint})
-    told(f"seed {seed}: " + ", ".join(f"{row.name} {row.statistics.success.rate:.1%}" for row in _scored(record)))
+    told(f"seed {seed}: " + ", ".join(f"{row.agent} {row.statistics.success.rate:.1%}" for row in _scored(record)))
     return {
         "seed": seed,
         "processor_seconds": {name: processor_seconds(folder) for name, folder in folders.items()},
         "protocol": record.protocol.model_dump(mode="json"),
-        "rows": {row.name: row.statistics.model_dump(mode="json") for row in _scored(record)},
+        "rows": {row.agent: row.statistics.model_dump(mode="json") for row in _scored(record)},
         "comparisons": [each.model_dump(mode="json") for each in record.comparisons],
     }
 
