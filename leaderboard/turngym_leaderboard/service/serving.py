@@ -18,8 +18,9 @@ _MAX_CONNECTIONS: Final = 4096
 """Open at once; the next one is answered 503."""
 _MAX_HEADER_BYTES: Final = 32 << 10
 _KEPT_ALIVE: Final = 75
-"""Seconds that a connection may be idle. One that is closed as it is used again is an error for whoever uses it, so this
-is longer than busy readers let one lie."""
+"""Seconds that a connection may be idle. One that is closed as it is used again is an error for whoever uses it, so
+this is longer than busy readers let one lie.
+"""
 _STOPS_WITHIN: Final = 10
 
 
