@@ -8,7 +8,7 @@ least the processor time that RL took. All three, a random player and the oracle
 sampled at T = 1 and greedily. What is learnt from and how is in warm_start_rl_<environment>.toml.
 
 On Sokoban rewards make what is sampled as good as the policy's most likely answers, which more demonstrations with
-errors in them do not. Greedily the two end alike: what RL adds is that the policy is sure, not yet that it plans better.
+errors in them do not. Greedily the two end alike: what RL adds is that the policy is sure, and not yet a better plan.
 
 Writes warm_start_rl_<environment>.json and .txt beside this script. Called again, also with more seeds, it goes on with
 what is left; with the same `--folder`, in the middle of a seed too.
