@@ -56,7 +56,7 @@ def reinforced(config: Config) -> Path:
 
 
 def processor_seconds(folder: Path) -> float | None:
-    """What a stage took, all its attempts together; None: its policy was made by another command."""
+    """What a stage took, all its attempts together but those that were killed; None: made by another command."""
     spent = _spent(folder)
     return sum(float(line) for line in spent.read_text(encoding="utf-8").split()) if spent.is_file() else None
 
