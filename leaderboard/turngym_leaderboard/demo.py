@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from turngym_leaderboard.local_server import ServerFailed, local_process, local_server
+from turngym_leaderboard.tables import percent
 
 if TYPE_CHECKING:
     from turngym_leaderboard.pages.views import Estimate
@@ -132,16 +133,12 @@ def _standing(data: Path) -> str:
 
 def standing(policy: "Estimate", random: float, oracle: float) -> str:
     """A success rate with its interval, and where it lies: between random player and oracle, or not."""
-    at = f"at {_percent(policy.value)} ({policy.low * 100:.1f}–{policy.high * 100:.1f})"
+    at = f"at {percent(policy.value)} ({policy.low * 100:.1f}–{policy.high * 100:.1f})"
     if random < policy.value < oracle:
-        return f"{at} between random {_percent(random)} and oracle {_percent(oracle)}"
+        return f"{at} between random {percent(random)} and oracle {percent(oracle)}"
     if policy.value <= random:
-        return f"{at} no better than random {_percent(random)}, oracle {_percent(oracle)}"
-    return f"{at} no worse than oracle {_percent(oracle)}, random {_percent(random)}"
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.1f} %"
+        return f"{at} no better than random {percent(random)}, oracle {percent(oracle)}"
+    return f"{at} no worse than oracle {percent(oracle)}, random {percent(random)}"
 
 
 def _last_checkpoint(run: Path) -> Path:

@@ -87,7 +87,7 @@ def notes(record: Record) -> list[str]:
             ranked = "incomplete" if told.ranked else "incomplete and unranked"
             said.append(
                 f"{row.agent}: {told.unresolved} of {told.episodes} episodes are unresolved, so the row is {ranked}; "
-                f"success is {_percent(told.low_bound)} if they all failed, {_percent(told.high_bound)} if none did"
+                f"success is {percent(told.low_bound)} if they all failed, {percent(told.high_bound)} if none did"
             )
         if told.agent_faults or told.environment_faults:
             said.append(
@@ -200,12 +200,12 @@ def _cells(told: Statistics | None) -> list[str]:
         return ["–"] * 7
     success = told.success
     return [
-        f"{_percent(success.rate)}\n{success.low * 100:.1f} to {success.high * 100:.1f}" if success else "–",
+        f"{percent(success.rate)}\n{success.low * 100:.1f} to {success.high * 100:.1f}" if success else "–",
         _score(told.score),
         _number(told.mean_return, 2),
         _number(told.turns, 2),
-        _percent(told.invalid_action_rate),
-        _percent(told.truncation_rate),
+        percent(told.invalid_action_rate),
+        percent(told.truncation_rate),
         _number(told.tokens, 1),
     ]
 
@@ -218,7 +218,7 @@ def _passes(row: RowRecord) -> str:
     told = row.statistics
     assert told is not None
     pairs = ", ".join(
-        f"pass@{k} {_percent(told.pass_at[k])}, pass^{k} {_percent(told.pass_hat[k])}" for k in told.pass_at if k > 1
+        f"pass@{k} {percent(told.pass_at[k])}, pass^{k} {percent(told.pass_hat[k])}" for k in told.pass_at if k > 1
     )
     return f"{row.agent}: {pairs}"
 
@@ -231,8 +231,8 @@ def _caption(record: Record) -> str:
     said = "Turns and tokens are means an episode; invalid actions are shares of turns."
     if told.score is not None:
         said += (
-            f"\nNormalised: 0 is a random player ({_percent(told.score.floor)}, {told.score.floor_source}), 1 the best "
-            f"possible ({_percent(told.score.ceiling)}, {told.score.ceiling_source}) on these very instances."
+            f"\nNormalised: 0 is a random player ({percent(told.score.floor)}, {told.score.floor_source}), 1 the best "
+            f"possible ({percent(told.score.ceiling)}, {told.score.ceiling_source}) on these very instances."
         )
     return f"Success intervals by world ({method} for the first row). {said}"
 
@@ -245,7 +245,8 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
+    """A share between 0 and 1; – where there is none."""
     return "–" if share is None else f"{share * 100:.1f} %"
 
 

@@ -109,9 +109,11 @@ def rank_board(
 def _played(able: Sequence[Submission], outcomes: Sequence[Outcomes], attempts: int) -> Environment:
     """What agents came to in an environment; remote ones, by the one attempt of each instance that they are dealt."""
     single = np.array([each.kind is Kind.REMOTE for each in able], np.bool_)
+    solved = solved_attempts(outcomes, attempts)
+    if not single.any():
+        return Environment(solved, attempts)
     first = first_attempts(outcomes, attempts)
-    solved = np.where(single[:, np.newaxis], first, solved_attempts(outcomes, attempts))
-    return Environment(solved, attempts, first=first, single=single)
+    return Environment(np.where(single[:, np.newaxis], first, solved), attempts, first=first, single=single)
 
 
 def _span(result: Result) -> float:

@@ -180,20 +180,21 @@ class Proxy:
         self,
         submission: Submission,
         board: Board,
-        public_id: str,
+        kept: RemoteEpisode,
         turn: int,
         written: str | tuple[str, ...],
         *,
         arrived: datetime,
     ) -> RemoteEpisode:
-        """Plays a turn, once: the same answer given again changes nothing. Arguments are those of `keep`.
+        """Plays a turn, once: the same answer given again changes nothing.
+
+        Args:
+            kept: what `keep` gave for this answer; the others are what it was given.
 
         Raises:
-            NotFound: there is no such episode.
             WrongState: as `keep` does, or its time ran out, or its submission was ended while it was played.
             ServersAway: the answer is kept, and will be played.
         """
-        kept = self.keep(submission, public_id, turn, written, arrived=arrived)
         if turn < len(kept.played):
             return kept  # No environment server is asked, nor waited for.
         if turn == len(kept.turns):

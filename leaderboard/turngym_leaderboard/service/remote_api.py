@@ -108,16 +108,16 @@ async def answer(
     own database failed: no time runs then; send the same again.
     """
 
-    def keep() -> tuple[Submission, Board]:
+    def keep() -> tuple[Submission, Board, RemoteEpisode]:
         submission, board = owned(service, caller.viewer, id)
-        _proxy(service).keep(submission, episode, turn.turn, turn.written, arrived=arrived)
-        return submission, board
+        kept = _proxy(service).keep(submission, episode, turn.turn, turn.written, arrived=arrived)
+        return submission, board, kept
 
     # Whoever waits for environment servers holds up no other's answer.
-    submission, board = await run_in_threadpool(keep)
+    submission, board, kept = await run_in_threadpool(keep)
 
     def work() -> messages.Step:
-        played = _proxy(service).answer(submission, board, episode, turn.turn, turn.written, arrived=arrived)
+        played = _proxy(service).answer(submission, board, kept, turn.turn, turn.written, arrived=arrived)
         return _step(played, turn.turn)
 
     return await _playing(service, work)
