@@ -9,16 +9,15 @@ with a t-interval.
 import argparse
 import contextlib
 import json
-import math
 import os
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
-from scipy import stats
+from stages import half_width
 
 from turngym_leaderboard.record import Record, load
 
@@ -49,9 +48,7 @@ def result(seed: int, record: Record) -> dict[str, object]:
 
 def summary(results: list[dict[str, object]]) -> dict[str, float]:
     gains = [float(str(each["gain"])) for each in results]
-    half = (
-        float(stats.t.ppf(0.975, len(gains) - 1)) * stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
-    )
+    half = half_width(gains)
     return {"mean_gain": mean(gains), "low": mean(gains) - half, "high": mean(gains) + half}
 
 

@@ -6,11 +6,15 @@ processor seconds of its own process, which other load on the machine changes li
 """
 
 import json
+import math
 import shutil
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import stdev
+
+from scipy import stats
 
 from turngym_leaderboard.record import code_record
 from turngym_trainer.checkpoint import checkpoint_iteration, checkpoints
@@ -73,6 +77,13 @@ def _counted(folder: Path) -> Generator[None]:
 
 def _spent(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}-{SPENT}.txt")
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Of the 95 % t-interval of a mean over seeds; NaN for a single one."""
+    if len(values) < 2:
+        return math.nan
+    return float(stats.t.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
 
 
 def told(line: str) -> None:

@@ -16,7 +16,6 @@ what is left; with the same `--folder`, in the middle of a seed too.
 
 import argparse
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,11 +23,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, Final
 
-from scipy import stats
-from stages import processor_seconds, reinforced, taught, told, write
+from stages import half_width, processor_seconds, reinforced, taught, told, write
 from trainings import server
 
 from turngym_leaderboard.record import Record, load
@@ -109,7 +107,7 @@ def over_seeds(values: Sequence[float]) -> str:
     """Mean with a t-interval."""
     if len(values) < 2:
         return f"{fmean(values):7.1%}"
-    half = float(stats.t.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    half = half_width(values)
     return f"{fmean(values):7.1%} ({fmean(values) - half:.1%} to {fmean(values) + half:.1%})"
 
 
