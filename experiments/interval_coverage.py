@@ -29,10 +29,11 @@ import scipy
 from scipy import stats
 
 import turngym
+from turngym_leaderboard import binomial
 from turngym_leaderboard import statistics as st
 
 HERE: Final = Path(__file__).parent
-INSIDE: Final = st.EXACT_OUTSIDE
+INSIDE: Final = binomial.EXACT_OUTSIDE
 SEED: Final = 20
 
 Generator = np.random.Generator
@@ -183,10 +184,10 @@ def measure(times: int, progress: Callable[[object], None]) -> dict[str, list[di
         found[table].append(row)
         progress(row)
 
-    for instances in (256, 300, 512, 1024):
+    for instances in (256, 272, 300, 340, 512, 1024):
         keep("exact", exactly(instances))
     for instances, attempts, likeness, rate in itertools.product(
-        (256, 512), (2, 4), (0.2, 2.0, 20.0), (0.005, 0.01, 0.025, 0.1, 0.5, 0.95)
+        (256, 512), (2, 4), (0.2, 2.0, 20.0), (0.005, 0.01, 0.02, 0.025, 0.1, 0.5, 0.95)
     ):
         keep("clustered", clustered(instances, attempts, rate, likeness, times))
     for attempts, value in itertools.product((1, 4), (0.0, 0.3, 0.7, 0.95, 1.0)):

@@ -109,8 +109,8 @@ def submitted(store, board, owner, name="tiny", kind=Kind.CHECKPOINT):
     return submissions.set_state(store, submission.public_id, State.QUEUED)
 
 
-def play_out(store, client, **fields):
-    """Plays all that waits, in this process."""
+def new_slot(store, client, **fields):
+    """A worker's slot, in this process."""
     settings = {
         "device": "cpu",
         "threads": 1,
@@ -120,7 +120,12 @@ def play_out(store, client, **fields):
         "until_idle": True,
         "seal_key": None,
     }
-    slot = Slot(SlotConfig(**(settings | fields)), store, client)
+    return Slot(SlotConfig(**(settings | fields)), store, client)
+
+
+def play_out(store, client, **fields):
+    """Plays all that waits, in this process."""
+    slot = new_slot(store, client, **fields)
     slot.run()
     return slot
 

@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -56,10 +56,6 @@ _AGAIN_AT_MOST: Final = 600.0
 _log = logging.getLogger(__name__)
 
 
-class Stopped(BaseException):
-    """The slot was asked to stop. Raised wherever it is by then; its submission goes back into the queue."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotConfig:
     """How a slot works.
@@ -97,10 +93,13 @@ class _Left:
 
 
 class Slot:
-    """Plays submissions."""
+    """Plays submissions: `run` in one thread, `stop` from another."""
 
     def __init__(self, config: SlotConfig, store: Store, client: Client) -> None:
         self._left: dict[int, _Left] = {}
+        self._stopping = threading.Event()
+        self._claiming = threading.Lock()
+        self._lease: work.Lease | None = None
         self._config = config
         self._store = store
         self._client = client
@@ -116,18 +115,34 @@ class Slot:
         for board in boards.every(self._store):
             scoring.refresh(self._store, board)
         kinds = (*PLAYED, Kind.ENDPOINT) if self._config.endpoints else PLAYED
-        while True:
-            now = datetime.now(UTC)
-            until = now + self._config.lease
-            left = {number for number, board in self._left.items() if board.again > time.monotonic()}
-            lease = work.claim(self._store, self._holder, kinds, without=left, now=now, until=until)
+        while not self._stopping.is_set():
+            lease = self._claim(kinds)
             if lease is not None:
                 self._play(lease)
             if self._examine() or lease is not None:
                 continue
             if self._config.until_idle and not work.unfinished(self._store, kinds, without=self.unplayable):
                 return
-            time.sleep(_IDLE_SECONDS)
+            self._stopping.wait(_IDLE_SECONDS)
+
+    def stop(self) -> None:
+        """Puts what it plays back into the queue at once. `run` returns when it comes to keep something next, which it
+        can no longer do; that may be a long turn later, and need not be waited for.
+        """
+        self._stopping.set()
+        with self._claiming:
+            if self._lease is not None:
+                self._release(self._lease)
+
+    def _claim(self, kinds: Collection[Kind]) -> work.Lease | None:
+        now = datetime.now(UTC)
+        until = now + self._config.lease
+        left = {number for number, board in self._left.items() if board.again > time.monotonic()}
+        with self._claiming:
+            if self._stopping.is_set():
+                return None
+            self._lease = work.claim(self._store, self._holder, kinds, without=left, now=now, until=until)
+            return self._lease
 
     def _play(self, lease: work.Lease) -> None:
         submission = lease.submission
@@ -143,17 +158,15 @@ class Slot:
             _log.info("%s: %s", told, f"{state.value}: {reason}" if reason else state.value)
             scoring.refresh(self._store, board)
         except LeaseLost as error:
-            _log.warning("%s: %s", told, error)
+            if not self._stopping.is_set():
+                _log.warning("%s: %s", told, error)
         except CannotPlay as error:
             self._leave(submission.board_id, str(error))
             self._release(lease, error.public)
         except ServersGone as error:
             _log.warning("%s: no server answers, it is tried again later: %s", told, error)
             self._release(lease, "no environment server answers")
-            time.sleep(_GONE_SECONDS)
-        except Stopped:
-            self._release(lease)
-            raise
+            self._stopping.wait(_GONE_SECONDS)
         except SQLAlchemyError:
             raise  # The database's trouble, which is no submission's.
         except Exception as error:
@@ -162,6 +175,8 @@ class Slot:
 
     def _examine(self) -> bool:
         """Whether there was something to examine. What fails in it is nothing of what is played meanwhile."""
+        if self._stopping.is_set():
+            return False
         try:
             return examine_next(self._store, self._config.intake, device=self._config.device) is not None
         except Exception:

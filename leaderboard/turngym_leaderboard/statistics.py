@@ -16,23 +16,13 @@ from functools import lru_cache
 from typing import Final, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
+from turngym_leaderboard import binomial
+from turngym_leaderboard.binomial import Floats, Interval
+
 EXACT_BELOW: Final = 256
-"""With fewer instances the success interval is Clopper–Pearson's instead of Wilson's."""
-EXACT_OUTSIDE: Final = (0.02, 0.98)
-"""Outside of these rates, too."""
-
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A two-sided confidence interval."""
-
-    low: float
-    high: float
+"""With fewer instances the success interval is Clopper–Pearson's at any rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +82,9 @@ class Difference:
 def success(outcomes: Sequence[Sequence[bool]], confidence: float = 0.95) -> Success:
     """Success rate with an interval clustered by instance.
 
-    p̂ = mean of the instances' means, v = s²(means)/I, n_eff = clip(p̂(1 − p̂)/v, I, I·m), or I when v = 0. Wilson's
-    interval of p̂·n_eff successes in n_eff, stretched to Clopper–Pearson's end where that lies outside [0.02, 0.98];
-    Clopper–Pearson's below 256 instances or when p̂ is outside [0.02, 0.98].
+    p̂ = mean of the instances' means, v = s²(means)/I, n_eff = clip(p̂(1 − p̂)/v, I, I·m), or I when v = 0. The interval
+    is that of p̂·n_eff successes in n_eff: from 256 instances Wilson's, or Clopper–Pearson's where p̂ is outside
+    [0.02, 0.98] (see `binomial.joined`); below always Clopper–Pearson's.
 
     Args:
         outcomes: one sequence of attempts for each instance.
@@ -106,24 +96,20 @@ def success(outcomes: Sequence[Sequence[bool]], confidence: float = 0.95) -> Suc
     instances, episodes = len(outcomes), sum(len(attempts) for attempts in outcomes)
     rate = float(means.mean())
     n = effective_n(means, episodes)
-    exact = instances < EXACT_BELOW or not EXACT_OUTSIDE[0] <= rate <= EXACT_OUTSIDE[1]
-    interval = clopper_pearson(rate * n, n, confidence)
+    exact = instances < EXACT_BELOW or binomial.is_extreme(rate)
+    if instances < EXACT_BELOW:
+        interval = binomial.clopper_pearson(rate * n, n, confidence)
+    elif episodes == instances:
+        interval = binomial.joined_of_counts(sum(map(sum, outcomes)), instances, confidence)
+    else:
+        interval = binomial.joined(rate * n, n, confidence)
     return Success(
         rate=rate,
-        interval=interval if exact else _stretched(wilson(rate * n, n, confidence), interval),
+        interval=interval,
         instances=instances,
         episodes=episodes,
         effective_n=n,
         method="clopper-pearson" if exact else "wilson",
-    )
-
-
-def _stretched(score: Interval, exact: Interval) -> Interval:
-    """Wilson's interval, which leaves out extreme rates too often, with what the exact one has of them."""
-    low, high = EXACT_OUTSIDE
-    return Interval(
-        min(score.low, exact.low) if exact.low < low else score.low,
-        max(score.high, exact.high) if exact.high > high else score.high,
     )
 
 
@@ -142,25 +128,6 @@ def effective_n(means: Floats, episodes: int) -> float:
     if variance == 0.0:
         return float(instances)
     return min(max(rate * (1 - rate) / variance, float(instances)), float(episodes))
-
-
-def wilson(successes: float, n: float, confidence: float = 0.95) -> Interval:
-    """Wilson's score interval. Counts may be fractional, as effective ones are."""
-    z = _normal_quantile(confidence)
-    p = successes / n
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return Interval(max(0.0, centre - half), min(1.0, centre + half))
-
-
-def clopper_pearson(successes: float, n: float, confidence: float = 0.95) -> Interval:
-    """Clopper and Pearson's interval by quantiles of the beta distribution. Counts may be fractional."""
-    tail = (1 - confidence) / 2
-    failures = n - successes
-    # A sum of floats may miss 0 or n by a rounding error, and no beta distribution has a parameter of 0.
-    low = 0.0 if successes < 1e-9 else float(cast(float, stats.beta.ppf(tail, successes, failures + 1)))
-    high = 1.0 if failures < 1e-9 else float(cast(float, stats.beta.ppf(1 - tail, successes + 1, failures)))
-    return Interval(low, high)
 
 
 def normalised(
@@ -183,7 +150,7 @@ def normalised(
     residuals = scores - floor - value * (ceiling - floor)
     error = float(residuals.std(ddof=1)) / (math.sqrt(instances) * span)
     rate = success(outcomes, confidence)
-    if EXACT_OUTSIDE[0] <= rate.rate <= EXACT_OUTSIDE[1]:
+    if not binomial.is_extreme(rate.rate):
         half = float(cast(float, stats.t.ppf((1 + confidence) / 2, instances - 1))) * error
         interval, method = Interval(value - half, value + half), "linearised"
     else:
@@ -223,7 +190,7 @@ def normalised_by_bootstrap(
     low, high = (float(end) for end in np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2]))
     error = float(draws.std(ddof=1))
     rate = success(outcomes, confidence)
-    if not EXACT_OUTSIDE[0] <= rate.rate <= EXACT_OUTSIDE[1]:
+    if binomial.is_extreme(rate.rate):
         image = _image(rate.interval, floor, ceiling)
         low, high = min(low, image.low), max(high, image.high)
     return Normalised(value, error, Interval(low, high), float(floor.mean()), float(ceiling.mean()), "bootstrap")
@@ -264,7 +231,7 @@ def paired_difference(
         raise ValueError("a paired difference needs the same instances, and as many attempts on each, of both agents")
     differences = instance_means(second) - instance_means(first)
     enlarged = np.concatenate([differences, [1.0, -1.0]])
-    half = _normal_quantile(confidence) * float(enlarged.std()) / math.sqrt(len(enlarged))
+    half = binomial.normal_quantile(confidence) * float(enlarged.std()) / math.sqrt(len(enlarged))
     centre = float(enlarged.mean())
     if all(len(attempts) == 1 for attempts in first):
         p_value, test = mcnemar(int((differences > 0).sum()), int((differences < 0).sum())), "mcnemar"
@@ -400,7 +367,3 @@ def _mean_over_attempts(outcomes: Sequence[Sequence[bool]], k: int, of: Callable
     if not 1 <= k <= shortest:
         raise ValueError(f"k = {k}, but the least attempts on an instance are {shortest}")
     return sum(of(len(attempts), sum(attempts)) for attempts in outcomes) / len(outcomes)
-
-
-def _normal_quantile(confidence: float) -> float:
-    return float(cast(float, stats.norm.ppf((1 + confidence) / 2)))

@@ -12,7 +12,8 @@ import signal
 import threading
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
@@ -20,17 +21,22 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from turngym.sealed import read_seal_key
 from turngym_client import connect
 from turngym_leaderboard.agents.confined_checkpoint import Bounds
 from turngym_leaderboard.endpoints import check_keys, load_endpoints
 from turngym_leaderboard.intake import IntakeLimits
-from turngym_leaderboard.slot import Slot, SlotConfig, Stopped
+from turngym_leaderboard.slot import Slot, SlotConfig
 from turngym_leaderboard.store import open_store
 
 _RESTART_SECONDS: Final = 2.0
 """Before a slot that died is started again."""
 _STOPS_WITHIN: Final = 30.0
+_TURN_ENDS_WITHIN: Final = 5.0
+"""After a slot has put its submission back; a turn that takes longer is cut off."""
+_LOOKS_EVERY: Final = 0.1
 _USED: Final = 0.8
 """Of the machine's memory, by checkpoints."""
 
@@ -112,10 +118,10 @@ def run_worker(config: WorkerConfig) -> int:
         pass  # Made and migrated before any slot needs it.
     devices = {f"{device}/{k}": device for device in config.devices for k in range(config.slots)}
     codes: list[int] = []
-    with _stopped_by_signals() as stop:
+    with _asked_by(signal.SIGTERM, signal.SIGINT) as asked:
         slots = {name: _start(config, device) for name, device in devices.items()}
         try:
-            while slots and not stop.is_set():
+            while slots and not asked.to_stop:
                 connection.wait([slot.sentinel for slot in slots.values()], timeout=1.0)
                 for name, slot in list(slots.items()):
                     if slot.exitcode is None:
@@ -125,7 +131,7 @@ def run_worker(config: WorkerConfig) -> int:
                         del slots[name]
                         continue
                     _log.error("slot %s died (exit code %s); it is started again", name, slot.exitcode)
-                    if not stop.wait(_RESTART_SECONDS):
+                    if not asked.within(_RESTART_SECONDS):
                         slots[name] = _start(config, devices[name])
         finally:
             _stop(list(slots.values()))
@@ -138,20 +144,32 @@ def start_logging() -> None:
     logging.getLogger("turngym_leaderboard").setLevel(logging.INFO)
 
 
+class _Asked:
+    """Whether a signal has come. No event, whose lock its handler could find taken by what it interrupted."""
+
+    def __init__(self) -> None:
+        self.to_stop = False
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """As a signal's handler."""
+        self.to_stop = True
+
+    def within(self, seconds: float) -> bool:
+        """Waits until it is asked to stop, at most so long. Returns whether it was."""
+        ends = time.monotonic() + seconds
+        while not self.to_stop and time.monotonic() < ends:
+            time.sleep(_LOOKS_EVERY)
+        return self.to_stop
+
+
 @contextmanager
-def _stopped_by_signals() -> Generator[threading.Event]:
-    """An event that SIGTERM and SIGINT set."""
-    stop = threading.Event()
-
-    def set_it(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    wanted = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, set_it) for number in wanted]
+def _asked_by(*signals: signal.Signals) -> Generator[_Asked]:
+    asked = _Asked()
+    before = [signal.signal(number, asked.handle) for number in signals]
     try:
-        yield stop
+        yield asked
     finally:
-        for number, handler in zip(wanted, before, strict=True):
+        for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)
 
 
@@ -174,22 +192,31 @@ def _stop(slots: Sequence[SpawnProcess]) -> None:
 
 
 def _run_slot(config: WorkerConfig, device: str) -> NoReturn:
-    """A slot's whole life."""
+    """A slot's whole life. It plays in a thread: an exception that a signal raised in the middle of a transaction, or
+    of a finaliser, which swallows it, would leave its submission held.
+    """
     start_logging()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The worker passes it on as SIGTERM.
-    signal.signal(signal.SIGTERM, _raise_stopped)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    code = _DONE
-    with suppress(Stopped), open_store(config.data, config.database) as store, connect(config.servers) as client:
+    with (
+        _asked_by(signal.SIGTERM) as asked,
+        open_store(config.data, config.database) as store,
+        connect(config.servers) as client,
+        ThreadPoolExecutor(1, "slot") as thread,
+    ):
         slot = Slot(config.slot(device), store, client)
-        slot.run()
-        code = _UNPLAYABLE if slot.unplayable else _DONE
-    raise SystemExit(code)
-
-
-def _raise_stopped(number: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Once: what it does about it is not interrupted.
-    raise Stopped
+        played = thread.submit(slot.run)
+        while not wait([played], _LOOKS_EVERY).done:
+            if not asked.to_stop:
+                continue
+            try:
+                slot.stop()
+            except SQLAlchemyError:
+                _log.exception("what is played here is held until its lease runs out")
+            if not wait([played], _TURN_ENDS_WITHIN).done:
+                os._exit(_DONE)
+        played.result()
+    raise SystemExit(_UNPLAYABLE if slot.unplayable and not asked.to_stop else _DONE)
 
 
 def _end_with_parent() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from server_process import ServerProcess
-from small_boards import dealt_board, everything, play_out, submitted
+from small_boards import dealt_board, everything, new_slot, play_out, submitted
 from sqlalchemy import text
 
 from turngym.sealed import read_seal_key
@@ -614,6 +614,57 @@ def test_a_worker_that_is_stopped_puts_its_submission_back_at_once(tmp_path, cli
         said = running.communicate()[1]
         assert running.returncode == 0, said
         assert {row.state for row in submissions.of_board(store, board)} == {State.QUEUED}
+
+
+def test_a_slot_that_is_stopped_in_a_long_turn_puts_its_submission_back_and_keeps_nothing_more(
+    store, small, client, monkeypatch, caplog
+):
+    in_turn, over, act = threading.Event(), threading.Event(), RandomAgent.act
+
+    def long_turn(agent, views):
+        in_turn.set()
+        assert over.wait(60)
+        return act(agent, views)
+
+    slot = new_slot(store, client)
+    running = threading.Thread(target=slot.run)
+    with monkeypatch.context() as patch:
+        patch.setattr(RandomAgent, "act", long_turn)
+        running.start()
+        assert in_turn.wait(60)
+        slot.stop()
+        # At once, for the next worker, which need not wait for the turn nor for the lease.
+        assert {row.state for row in submissions.of_board(store, small)} == {State.QUEUED}
+        assert running.is_alive()
+        over.set()
+        running.join(60)
+    assert not running.is_alive()
+    assert sum(row.episodes for row in submissions.of_board(store, small)) == 0
+    assert "no longer" not in caplog.text
+    slot.run()  # It has been stopped for good.
+    assert {row.state for row in submissions.of_board(store, small)} == {State.QUEUED}
+    play_out(store, client)
+    assert {row.state for row in submissions.of_board(store, small)} == {State.SCORED}
+
+
+def test_a_slot_that_is_stopped_while_it_claims_puts_back_what_it_claimed(store, small, client, monkeypatch):
+    claim, claims = work.claim, threading.Event()
+
+    def slow_claim(*arguments, **fields):
+        lease = claim(*arguments, **fields)
+        claims.set()
+        time.sleep(0.2)
+        return lease
+
+    slot = new_slot(store, client)
+    monkeypatch.setattr(work, "claim", slow_claim)
+    running = threading.Thread(target=slot.run)
+    running.start()
+    assert claims.wait(60)
+    slot.stop()
+    running.join(60)
+    assert not running.is_alive()
+    assert {row.state for row in submissions.of_board(store, small)} == {State.QUEUED}
 
 
 def test_a_slot_that_dies_is_started_again_and_none_outlives_its_worker(tmp_path, client, server):
