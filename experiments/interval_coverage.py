@@ -67,7 +67,7 @@ def exactly(instances: int) -> dict[str, object]:
     }
 
 
-def difficulty(draws: Generator, instances: int, rate: float, likeness: float) -> st.Floats:
+def difficulty(draws: Generator, instances: int, rate: float, likeness: float) -> binomial.Floats:
     """An agent's success probability on each instance: beta with this mean; `likeness` → 0: always or never."""
     return draws.beta(rate * likeness, (1 - rate) * likeness, instances)
 

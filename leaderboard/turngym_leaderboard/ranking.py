@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import signal, stats
 
-from turngym_leaderboard.statistics import Floats, flip_p_value, flipped_sums, holm
+from turngym_leaderboard.binomial import Floats
+from turngym_leaderboard.statistics import flip_p_value, flipped_sums, holm
 
 LEVEL: Final = 0.05
 """Chance of any false difference on a board of equals, at most."""

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from turngym_leaderboard import statistics
+from turngym_leaderboard.binomial import Interval
 from turngym_leaderboard.protocol import Instance
 from turngym_leaderboard.ranking import MISSING, Environment, Ranking, rank, solved_attempts
 from turngym_leaderboard.record import (
@@ -140,7 +141,7 @@ def overall(environments: Mapping[str, Statistics | None]) -> Overall:
         value, error, interval = statistics.mean_score(
             [score.value for score in scores],
             [score.standard_error for score in scores],
-            [statistics.Interval(score.low, score.high) for score in scores],
+            [Interval(score.low, score.high) for score in scores],
         )
         low_bound = _mean([each.score_low_bound for each in told])
         high_bound = _mean([each.score_high_bound for each in told])
@@ -272,9 +273,7 @@ def _score(resolved: Mapping[int, list[bool]], floor: Reference, ceiling: Refere
     ), ""
 
 
-def _score_bounds(
-    outcomes: Mapping[int, list[bool | None]], floor: Reference, ceiling: Reference
-) -> statistics.Interval:
+def _score_bounds(outcomes: Mapping[int, list[bool | None]], floor: Reference, ceiling: Reference) -> Interval:
     """The normalised score if every unresolved attempt had failed, and if it had succeeded."""
     draws = [draw for draw in outcomes if draw in floor.values and draw in ceiling.values]
     sides = [np.array([reference.values[draw] for draw in draws]) for reference in (floor, ceiling)]
@@ -284,7 +283,7 @@ def _score_bounds(
         )
         for fill in (False, True)
     )
-    return statistics.Interval(low, high)
+    return Interval(low, high)
 
 
 def _sum_by_kind(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

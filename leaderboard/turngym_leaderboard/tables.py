@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turngym_leaderboard import statistics, summary
+from turngym_leaderboard.binomial import Interval
 from turngym_leaderboard.protocol import plays_level_file
 from turngym_leaderboard.record import Comparison, ProtocolRecord, Record, RowRecord, Score, Statistics
 
@@ -142,7 +143,7 @@ def table(record: Record) -> RenderableType:
 def comparison_line(comparison: Comparison) -> str:
     """A paired difference in words."""
     excluded = comparison.low > 0 or comparison.high < 0
-    interval = statistics.Interval(comparison.low, comparison.high)
+    interval = Interval(comparison.low, comparison.high)
     which = statistics.disagreement(comparison.p_value, interval, comparison.instances)
     return (
         f"{comparison.second} − {comparison.first}: {comparison.difference * 100:+.1f} points, 95 % interval "

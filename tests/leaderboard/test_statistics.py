@@ -9,6 +9,7 @@ from scipy import stats
 
 from turngym_leaderboard import binomial
 from turngym_leaderboard import statistics as st
+from turngym_leaderboard.binomial import Interval
 
 # Newcombe, "Two-sided confidence intervals for the single proportion" (1998), table I.
 NEWCOMBE = [
@@ -180,9 +181,9 @@ def test_where_test_and_interval_disagree_it_is_said_which_decides():
     told = st.disagreement(gained.p_value, gained.interval, gained.instances)
     assert told.startswith("The interval holds 0, but the test finds a difference: the test decides, since it is exact")
     assert told.endswith("rough over 6 instances")
-    unseen = st.disagreement(0.06, st.Interval(-0.4, -0.01), 9)
+    unseen = st.disagreement(0.06, Interval(-0.4, -0.01), 9)
     assert unseen.startswith("The interval leaves out 0, but the test finds no difference: the test decides")
-    assert st.disagreement(0.05, st.Interval(0.01, 0.4), 9) == st.disagreement(0.06, st.Interval(0.0, 0.4), 9) == ""
+    assert st.disagreement(0.05, Interval(0.01, 0.4), 9) == st.disagreement(0.06, Interval(0.0, 0.4), 9) == ""
 
 
 def test_paired_difference_refuses_unpaired_agents():
@@ -205,12 +206,12 @@ def test_sign_flip_against_enumeration():
 
 
 def test_mean_of_scores_by_hand():
-    intervals = [st.Interval(0.1, 0.9), st.Interval(0.57, 1.2)]
+    intervals = [Interval(0.1, 0.9), Interval(0.57, 1.2)]
     mean, error, interval = st.mean_score([0.4, 0.97], [0.12, 0.05], intervals)
     # Errors 12 and 5 make 13, sides 30 and 40 make 50 below, 50 and 23 make √3029 above; of two scores, half of each.
     assert (mean, error) == pytest.approx((0.685, 0.065))
     assert (interval.low, interval.high) == pytest.approx((0.685 - 0.25, 0.685 + math.sqrt(0.3029) / 2))
-    alone = st.Interval(0.25, 0.75)
+    alone = Interval(0.25, 0.75)
     assert st.mean_score([0.5], [0.125], [alone]) == (0.5, 0.125, alone)
     for sides in (([], [], []), ([0.4], [0.1], intervals)):
         with pytest.raises(ValueError, match="one or more"):
