@@ -187,7 +187,7 @@ def measure(times: int, progress: Callable[[object], None]) -> dict[str, list[di
     for instances in (256, 272, 300, 340, 512, 1024):
         keep("exact", exactly(instances))
     for instances, attempts, likeness, rate in itertools.product(
-        (256, 512), (2, 4), (0.2, 2.0, 20.0), (0.005, 0.01, 0.02, 0.025, 0.1, 0.5, 0.95)
+        (256, 512), (2, 4, 8), (0.2, 0.67, 2.0, 20.0), (0.004, 0.007, 0.013, 0.02, 0.025, 0.1, 0.95)
     ):
         keep("clustered", clustered(instances, attempts, rate, likeness, times))
     for attempts, value in itertools.product((1, 4), (0.0, 0.3, 0.7, 0.95, 1.0)):
@@ -213,7 +213,7 @@ def table(found: dict[str, list[dict[str, Any]]]) -> str:
     lines += ["", "success, several attempts, simulated; likeness: of a + b of the instances' beta distribution"]
     lines.append("instances  attempts  likeness   rate   coverage")
     lines += [
-        f"{row['instances']:9}  {row['attempts']:8}  {row['likeness']:8.1f}  {row['rate']:5.3f}   "
+        f"{row['instances']:9}  {row['attempts']:8}  {row['likeness']:8.2f}  {row['rate']:5.3f}   "
         f"{row['coverage']:7.1%}"
         f"  {verdict(row, inside=is_inside(row['rate']))}".rstrip()
         for row in found["clustered"]
@@ -244,8 +244,8 @@ def main() -> None:
     parser.add_argument(
         "--times",
         type=int,
-        default=1000,
-        help="simulated scores of each row (default 1000; a quarter where floors are played)",
+        default=2000,
+        help="simulated scores of each row (default 2000; a quarter where floors are played)",
     )
     arguments = parser.parse_args()
     found = measure(arguments.times, lambda row: print(json.dumps(row), flush=True))

@@ -57,8 +57,40 @@ def is_extreme(rate: float) -> bool:
 def joined(successes: float, n: float, confidence: float = 0.95) -> Interval:
     """Clopper–Pearson's interval of an extreme rate, Wilson's of another.
 
-    Wilson's leaves out extreme rates too often, so an end beyond 0.02 or 0.98 is the farther one of the two.
+    Wilson's leaves out extreme rates too often, so an end beyond 0.02 or 0.98 is the farther one of the two. Where the
+    two methods meet their intervals together cover too much: with 256 episodes a true rate of 0.02 with 97.9 %, since
+    there one still includes a count that the other does not need. What can be spared, is: see `_spared`.
+
+    Args:
+        successes, n: ends of fractional counts lie between those of whole ones.
+
+    Raises:
+        ValueError: more succeeded than there are, or fewer than none.
     """
+    if not 0 <= successes <= n or n < 0.5:
+        raise ValueError(f"{successes:g} of {n:g} cannot have succeeded")
+    whole = round(n)
+    count = successes / n * whole
+    if count > whole / 2:
+        mirrored = joined(whole - count, whole, confidence)
+        return Interval(1 - mirrored.high, 1 - mirrored.low)
+    below = min(int(count + 1e-9), whole)
+    part = max(0.0, count - below)
+    first = _joined_of_counts(below, whole, confidence)
+    if part < 1e-9:
+        return first
+    second = _joined_of_counts(below + 1, whole, confidence)
+    return Interval(first.low + part * (second.low - first.low), first.high + part * (second.high - first.high))
+
+
+def _joined_of_counts(successes: int, n: int, confidence: float) -> Interval:
+    near = min(successes, n - successes)
+    low, high = _spared(n, confidence)
+    interval = Interval(float(low[near]), float(high[near])) if near < len(low) else _stretched(near, n, confidence)
+    return interval if successes == near else Interval(1 - interval.high, 1 - interval.low)
+
+
+def _stretched(successes: int, n: int, confidence: float) -> Interval:
     exact = clopper_pearson(successes, n, confidence)
     if is_extreme(successes / n):
         return exact
@@ -70,29 +102,16 @@ def joined(successes: float, n: float, confidence: float = 0.95) -> Interval:
     )
 
 
-def joined_of_counts(successes: int, n: int, confidence: float = 0.95) -> Interval:
-    """The same of so many independent episodes, without what it covers too much for a few hundred of them.
-
-    The two methods meet at 0.02 and at 0.98. With 256 episodes their intervals together cover a true rate of 0.02 with
-    97.9 %, since there one method still includes a count that the other one does not need. Whole counts are few enough
-    to try what can be spared.
-    """
-    near = min(successes, n - successes)
-    low, high = _spared(n, confidence)
-    interval = Interval(float(low[near]), float(high[near])) if near < len(low) else joined(near, n, confidence)
-    return interval if successes == near else Interval(1 - interval.high, 1 - interval.low)
-
-
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=1024)
 def _spared(n: int, confidence: float) -> tuple[Floats, Floats]:
-    """The ends of `joined` for 0, 1, … successes, as far as any rate near the lower of EXACT_OUTSIDE is in doubt.
+    """The ends for 0, 1, … successes, as far as any rate near the lower of EXACT_OUTSIDE is in doubt.
 
     One after the other is drawn in: first lower ends that had been stretched, where what is left covers enough on both
     sides; then upper ends of extreme rates, to the next end below, where more than enough was covered.
     """
     edge, counts = EXACT_OUTSIDE[0], range(n // 2 + 1)
-    reach = joined(math.ceil(edge * n) - 1, n, confidence).high
-    intervals = [joined(k, n, confidence) for k in counts[: int(stats.binom.isf(1e-12, n, reach)) + 1]]
+    reach = _stretched(max(0, math.ceil(edge * n) - 1), n, confidence).high
+    intervals = [_stretched(k, n, confidence) for k in counts[: int(stats.binom.isf(1e-12, n, reach)) + 1]]
     low, high = np.array([each.low for each in intervals]), np.array([each.high for each in intervals])
 
     def coverage(low: Floats, high: Floats, start: float, end: float) -> Floats:

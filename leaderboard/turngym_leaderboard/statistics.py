@@ -23,6 +23,8 @@ from turngym_leaderboard.binomial import Floats, Interval
 
 EXACT_BELOW: Final = 256
 """With fewer instances the success interval is Clopper–Pearson's at any rate."""
+_FEW: Final = 0.012
+"""Up to this rate, and from 1 less it, how much attempts are alike is in doubt: see `effective_n`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +84,9 @@ class Difference:
 def success(outcomes: Sequence[Sequence[bool]], confidence: float = 0.95) -> Success:
     """Success rate with an interval clustered by instance.
 
-    p̂ = mean of the instances' means, v = s²(means)/I, n_eff = clip(p̂(1 − p̂)/v, I, I·m), or I when v = 0. The interval
-    is that of p̂·n_eff successes in n_eff: from 256 instances Wilson's, or Clopper–Pearson's where p̂ is outside
-    [0.02, 0.98] (see `binomial.joined`); below always Clopper–Pearson's.
+    p̂ = mean of the instances' means, v = s²(means)/I, n_eff = clip(p̂(1 − p̂)/v, I, I·m), or I when v = 0; for p̂ near 0
+    or 1 see `effective_n`. The interval is that of p̂·n_eff successes in n_eff: Clopper–Pearson's below 256 instances or
+    where p̂ is outside [0.02, 0.98], else Wilson's (see `binomial.joined`).
 
     Args:
         outcomes: one sequence of attempts for each instance.
@@ -97,15 +99,10 @@ def success(outcomes: Sequence[Sequence[bool]], confidence: float = 0.95) -> Suc
     rate = float(means.mean())
     n = effective_n(means, episodes)
     exact = instances < EXACT_BELOW or binomial.is_extreme(rate)
-    if instances < EXACT_BELOW:
-        interval = binomial.clopper_pearson(rate * n, n, confidence)
-    elif episodes == instances:
-        interval = binomial.joined_of_counts(sum(map(sum, outcomes)), instances, confidence)
-    else:
-        interval = binomial.joined(rate * n, n, confidence)
+    of_rate = binomial.clopper_pearson if instances < EXACT_BELOW else binomial.joined
     return Success(
         rate=rate,
-        interval=interval,
+        interval=of_rate(rate * n, n, confidence),
         instances=instances,
         episodes=episodes,
         effective_n=n,
@@ -121,13 +118,23 @@ def instance_means(outcomes: Sequence[Sequence[bool]]) -> Floats:
 
 
 def effective_n(means: Floats, episodes: int) -> float:
-    """Independent episodes that these instance means are worth: clip(p̂(1 − p̂)/v, I, episodes); I when v = 0."""
+    """Independent episodes that these instance means are worth: clip(p̂(1 − p̂)/v, I, episodes); I when v = 0.
+
+    A few successes, or failures, tell little of how much attempts on one instance are alike: where they happen to lie
+    on instances of their own they look independent. So one instance that is always solved and one that never is are
+    added, in full at p̂ = 0 and less and less up to 0.012, and likewise near 1.
+    """
     instances = len(means)
     rate = float(means.mean())
-    variance = float(means.var(ddof=1)) / instances if instances > 1 else 0.0
-    if variance == 0.0:
+    added = max(0.0, 1 - min(rate, 1 - rate) / _FEW)
+    total = instances + 2 * added
+    if total <= 1:
         return float(instances)
-    return min(max(rate * (1 - rate) / variance, float(instances)), float(episodes))
+    p = (float(means.sum()) + added) / total
+    variance = (float(np.square(means - p).sum()) + added * (p * p + (1 - p) ** 2)) / (total - 1) / total
+    if variance <= 0.0:
+        return float(instances)
+    return min(max(p * (1 - p) / variance * instances / total, float(instances)), float(episodes))
 
 
 def normalised(

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -53,6 +54,34 @@ def test_effective_n_is_clipped_between_instances_and_episodes():
     # Means 1/2 and 3/4 alternating, I = 10: v = (1/8)² · 10/9 / 10, ratio 135, clipped to 40.
     assert st.success([[True, False, True, False], [True, True, True, False]] * 5).effective_n == 40
     assert st.success([[True]]).effective_n == 1
+
+
+def test_few_successes_do_not_pass_for_independent():
+    # One of 1,024 attempts, four on each instance. Means sum to 1/4, their squares to 1/16. Added: 1 - (1/1024)/0.012.
+    outcomes = [[True, False, False, False]] + [[False] * 4] * 255
+    added = 1 - (1 / 1024) / 0.012
+    total, p = 256 + 2 * added, (1 / 4 + added) / (256 + 2 * added)
+    variance = (1 / 16 + added - total * p * p) / (total - 1) / total
+    assert st.success(outcomes).effective_n == pytest.approx(p * (1 - p) / variance * 256 / total)
+    assert 300 < st.success(outcomes).effective_n < 310  # It was 1,023, and the upper end 0.5 %.
+    none = st.success([[False] * 4] * 256)
+    assert none.effective_n == 256
+    assert st.success(outcomes).interval.high == pytest.approx(none.interval.high, abs=0.0005)
+    # From 0.012 on nothing is added.
+    means = np.array([1 / 4] * 13 + [0.0] * 243)
+    plain = means.mean() * (1 - means.mean()) / (means.var(ddof=1) / 256)
+    assert st.effective_n(means, 4 * 256) == pytest.approx(min(plain, 1024))
+
+
+@pytest.mark.parametrize(("rate", "attempts"), [(0.004, 8), (0.007, 4), (0.996, 8)])
+def test_success_interval_covers_extreme_rates_of_attempts_that_are_alike(rate, attempts):
+    # Correlation of attempts 0.6: 89 % and 93.5 % before.
+    draws, covered = np.random.default_rng([attempts, round(1000 * rate)]), 0
+    for _ in range(1500):
+        chances = draws.beta(rate * 2 / 3, (1 - rate) * 2 / 3, 256)
+        interval = st.success((draws.random((256, attempts)) < chances[:, None]).tolist()).interval
+        covered += interval.low <= rate <= interval.high
+    assert covered / 1500 >= 0.95
 
 
 def test_method_by_size_and_rate():
@@ -293,14 +322,32 @@ def test_what_an_interval_can_spare_by_hand():
     # Of 256 episodes, 10 solved: Clopper–Pearson's lower end, 0.0189, is beyond 0.02. Without it rates from there to
     # 0.02 are still covered with 95.8 % or more (1 to 9 solved), so the lower end is Wilson's own. Once 10 cover a rate
     # 1 need not: 2 to 10 have more than 94 % then.
-    ten, one = binomial.joined_of_counts(10, 256), binomial.joined_of_counts(1, 256)
+    ten, one = binomial.joined(10, 256), binomial.joined(1, 256)
     assert ten.low == binomial.wilson(10, 256).low == pytest.approx(0.0213, abs=1e-4)
     assert one.high == ten.low < binomial.clopper_pearson(1, 256).high
-    assert binomial.joined(10, 256).low == pytest.approx(0.0189, abs=1e-4)
-    # Where nothing can be spared, or nothing meets, it is as joined.
-    for k, n in ((40, 256), (2, 300), (150, 300), (700, 1024)):
-        assert binomial.joined_of_counts(k, n).low == pytest.approx(binomial.joined(k, n).low)
-        assert binomial.joined_of_counts(k, n).high == pytest.approx(binomial.joined(k, n).high)
+    assert binomial.clopper_pearson(10, 256).low == pytest.approx(0.0189, abs=1e-4)
+    # Where nothing can be spared, or nothing meets, it is one of the two.
+    for k, n, method in (
+        (40, 256, binomial.wilson),
+        (2, 300, binomial.clopper_pearson),
+        (150, 300, binomial.wilson),
+        (700, 1024, binomial.wilson),
+        (1023, 1024, binomial.clopper_pearson),
+    ):
+        assert astuple(binomial.joined(k, n)) == pytest.approx(astuple(method(k, n)))
+
+
+def test_ends_of_fractional_counts_lie_between_those_of_whole_ones():
+    fifth, sixth = astuple(binomial.joined(5, 256)), astuple(binomial.joined(6, 256))
+    halfway = [(a + b) / 2 for a, b in zip(fifth, sixth, strict=True)]
+    assert astuple(binomial.joined(5.5, 256)) == pytest.approx(halfway)
+    assert astuple(binomial.joined(250.5, 256)) == pytest.approx([1 - end for end in reversed(halfway)])
+    assert astuple(binomial.joined(5 * 256.2 / 256, 256.2)) == pytest.approx(fifth)
+    assert binomial.joined(0.0, 300.7).low == 0.0
+    assert binomial.joined(300.7, 300.7).high == 1.0
+    for successes, n in ((-1, 256), (257, 256), (0, 0)):
+        with pytest.raises(ValueError, match="cannot have succeeded"):
+            binomial.joined(successes, n)
 
 
 def test_normalised_and_paired_intervals_cover_what_they_promise():
