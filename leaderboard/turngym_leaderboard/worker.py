@@ -2,7 +2,7 @@
 
 Each slot is a process of its own, as is each checkpoint that it plays; a slot that dies is started again. When a slot,
 the worker or the whole machine dies, the lease of its submission runs out and another slot, here or elsewhere, goes on
-from what was committed. Asked to stop (SIGTERM), slots put their submissions back into the queue.
+from what was committed. Asked to stop (SIGTERM, SIGINT, SIGHUP), slots put their submissions back into the queue.
 """
 
 import logging
@@ -33,15 +33,18 @@ from turngym_leaderboard.store import open_store
 
 _RESTART_SECONDS: Final = 2.0
 """Before a slot that died is started again."""
-_STOPS_WITHIN: Final = 30.0
+_STOPS_WITHIN: Final = 45.0
+"""Longer than a slot waits for a database that somebody holds, and then for its turn."""
 _TURN_ENDS_WITHIN: Final = 5.0
 """After a slot has put its submission back; a turn that takes longer is cut off."""
 _LOOKS_EVERY: Final = 0.1
+_OF_TERMINALS: Final = (signal.SIGINT, signal.SIGHUP)
 _USED: Final = 0.8
 """Of the machine's memory, by checkpoints."""
 
 _DONE: Final = 0
 _UNPLAYABLE: Final = 3
+_STOPPED: Final = 4
 """Exit codes of slots; Python's own, for an error that nobody expected, is 1."""
 
 _log = logging.getLogger(__name__)
@@ -107,7 +110,8 @@ def run_worker(config: WorkerConfig) -> int:
     """Runs the slots until it is asked to stop, or until all is played.
 
     Returns:
-        An exit code: 0, or 1 where some board could not be played with these servers.
+        An exit code: 0, or 1 where some board could not be played with these servers. Asked to stop, 128 and the
+        signal's number; but 0 where nothing else ends a worker than SIGTERM.
 
     Raises:
         StoreError: the database cannot be opened.
@@ -118,10 +122,10 @@ def run_worker(config: WorkerConfig) -> int:
         pass  # Made and migrated before any slot needs it.
     devices = {f"{device}/{k}": device for device in config.devices for k in range(config.slots)}
     codes: list[int] = []
-    with _asked_by(signal.SIGTERM, signal.SIGINT) as asked:
+    with _asked_by(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as asked:
         slots = {name: _start(config, device) for name, device in devices.items()}
         try:
-            while slots and not asked.to_stop:
+            while slots and asked.by is None:
                 connection.wait([slot.sentinel for slot in slots.values()], timeout=1.0)
                 for name, slot in list(slots.items()):
                     if slot.exitcode is None:
@@ -130,11 +134,15 @@ def run_worker(config: WorkerConfig) -> int:
                         codes.append(slot.exitcode)
                         del slots[name]
                         continue
-                    _log.error("slot %s died (exit code %s); it is started again", name, slot.exitcode)
+                    told = "was stopped" if slot.exitcode == _STOPPED else f"died (exit code {slot.exitcode})"
+                    if asked.by is None:
+                        _log.error("slot %s %s; it is started again", name, told)
                     if not asked.within(_RESTART_SECONDS):
                         slots[name] = _start(config, devices[name])
         finally:
             _stop(list(slots.values()))
+    if asked.by is not None:
+        return 0 if asked.by == signal.SIGTERM and not config.until_idle else 128 + asked.by
     return int(_UNPLAYABLE in codes)
 
 
@@ -145,38 +153,49 @@ def start_logging() -> None:
 
 
 class _Asked:
-    """Whether a signal has come. No event, whose lock its handler could find taken by what it interrupted."""
+    """Whether a signal has come. No event, whose lock its handler could find taken by what it interrupted.
+
+    Attributes:
+        by: the signal's number.
+    """
 
     def __init__(self) -> None:
-        self.to_stop = False
+        self.by: int | None = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """As a signal's handler."""
-        self.to_stop = True
+        self.by = number
 
     def within(self, seconds: float) -> bool:
         """Waits until it is asked to stop, at most so long. Returns whether it was."""
         ends = time.monotonic() + seconds
-        while not self.to_stop and time.monotonic() < ends:
+        while self.by is None and time.monotonic() < ends:
             time.sleep(_LOOKS_EVERY)
-        return self.to_stop
+        return self.by is not None
 
 
 @contextmanager
 def _asked_by(*signals: signal.Signals) -> Generator[_Asked]:
     asked = _Asked()
-    before = [signal.signal(number, asked.handle) for number in signals]
+    # Under `nohup` a terminal that is closed ends nothing.
+    heeded = [number for number in signals if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN)]
+    before = [signal.signal(number, asked.handle) for number in heeded]
     try:
         yield asked
     finally:
-        for number, handler in zip(signals, before, strict=True):
+        for number, handler in zip(heeded, before, strict=True):
             signal.signal(number, handler)
 
 
 def _start(config: WorkerConfig, device: str) -> SpawnProcess:
     # Spawned: a forked process cannot use a client of its parent's, nor its database.
     process = multiprocessing.get_context("spawn").Process(target=_run_slot, args=(config, device))
-    process.start()
+    # A terminal's signals reach every process of a worker. A slot that is still importing must not die of them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_TERMINALS)
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return process
 
 
@@ -196,7 +215,9 @@ def _run_slot(config: WorkerConfig, device: str) -> NoReturn:
     of a finaliser, which swallows it, would leave its submission held.
     """
     start_logging()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The worker passes it on as SIGTERM.
+    for number in _OF_TERMINALS:
+        signal.signal(number, signal.SIG_IGN)  # The worker passes them on as SIGTERM.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_TERMINALS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with (
         _asked_by(signal.SIGTERM) as asked,
@@ -207,16 +228,18 @@ def _run_slot(config: WorkerConfig, device: str) -> NoReturn:
         slot = Slot(config.slot(device), store, client)
         played = thread.submit(slot.run)
         while not wait([played], _LOOKS_EVERY).done:
-            if not asked.to_stop:
+            if asked.by is None:
                 continue
             try:
                 slot.stop()
             except SQLAlchemyError:
                 _log.exception("what is played here is held until its lease runs out")
             if not wait([played], _TURN_ENDS_WITHIN).done:
-                os._exit(_DONE)
+                os._exit(_STOPPED)
         played.result()
-    raise SystemExit(_UNPLAYABLE if slot.unplayable and not asked.to_stop else _DONE)
+    if asked.by is not None:
+        raise SystemExit(_STOPPED)
+    raise SystemExit(_UNPLAYABLE if slot.unplayable else _DONE)
 
 
 def _end_with_parent() -> None:

@@ -363,14 +363,17 @@ def test_an_examination_that_sleeps_is_ended_too(folder, monkeypatch):
     ("status", "raised"),
     [
         (-signal.SIGKILL, EndedUnexpectedly),
+        (-signal.SIGTERM, CannotExamine),
+        (-signal.SIGHUP, CannotExamine),
         (1, EndedUnexpectedly),
         (-signal.SIGABRT, Refused),
         (-signal.SIGSEGV, Refused),
     ],
 )
 def test_an_examination_that_somebody_killed_says_nothing_of_the_folder(status, raised):
-    with pytest.raises(raised):
+    with pytest.raises(raised) as error:
         examination._judged(status, b"", "no words")
+    assert error.type is raised  # One that ended unexpectedly counts against the submission, one that was stopped not.
 
 
 def test_a_folder_that_is_gone_is_no_fault_of_the_sender(tmp_path):

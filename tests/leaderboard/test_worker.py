@@ -603,17 +603,47 @@ def test_a_worker_killed_again_and_again_loses_nothing(store, database_url, clie
         assert everything(store, board) == everything(other, same)
 
 
-def test_a_worker_that_is_stopped_puts_its_submission_back_at_once(tmp_path, client, server):
+@pytest.mark.parametrize(
+    ("number", "everybody", "more", "code"),
+    [
+        (signal.SIGTERM, False, (), 0),
+        (signal.SIGTERM, True, ("--until-idle",), 143),  # As systemd stops a service; it was to play all.
+        (signal.SIGINT, True, (), 130),  # Ctrl-C.
+        (signal.SIGHUP, True, (), 129),  # The terminal is closed.
+    ],
+)
+def test_a_worker_that_is_stopped_puts_its_submission_back_at_once(
+    tmp_path, client, server, number, everybody, more, code
+):
+    with open_store(tmp_path) as store:
+        board = dealt_board(store, client, batch=2, environments=[{**LAKE, "instances": 200, "attempts": 4}])
+        running = worker(server, tmp_path, "", *more)
+        while not sum(row.episodes for row in submissions.of_board(store, board)):
+            assert running.poll() is None, running.stderr.read()
+            time.sleep(0.05)
+        os.killpg(running.pid, number) if everybody else running.send_signal(number)
+        said = running.communicate()[1]
+        assert running.returncode == code, said
+        assert "Traceback" not in said
+        assert {row.state for row in submissions.of_board(store, board)} == {State.QUEUED}, said
+
+
+def test_a_slot_that_somebody_stops_is_started_again(tmp_path, client, server):
     with open_store(tmp_path) as store:
         board = dealt_board(store, client, batch=2, environments=[{**LAKE, "instances": 200, "attempts": 4}])
         running = worker(server, tmp_path)
         while not sum(row.episodes for row in submissions.of_board(store, board)):
             assert running.poll() is None, running.stderr.read()
             time.sleep(0.05)
-        running.send_signal(signal.SIGTERM)
+        [first] = children(running.pid)
+        os.kill(first, signal.SIGTERM)
+        while children(running.pid) in ([], [first]):
+            assert running.poll() is None, running.stderr.read()
+            time.sleep(0.05)
+        running.terminate()
         said = running.communicate()[1]
         assert running.returncode == 0, said
-        assert {row.state for row in submissions.of_board(store, board)} == {State.QUEUED}
+        assert "was stopped; it is started again" in said
 
 
 def test_a_slot_that_is_stopped_in_a_long_turn_puts_its_submission_back_and_keeps_nothing_more(

@@ -19,7 +19,7 @@ from turngym_leaderboard.worker import WorkerConfig, run_worker, start_logging
 
 _FIRST_WAIT: Final = 1.0
 _LONGEST_WAIT: Final = 60.0
-_STOPS_WITHIN: Final = 40.0
+_STOPS_WITHIN: Final = 55.0
 """Longer than the worker gives its slots."""
 _log: Final = logging.getLogger(__name__)
 
