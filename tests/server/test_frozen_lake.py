@@ -244,8 +244,13 @@ def test_a_random_player_succeeds_in_a_fifth() -> None:
     assert abs(sum(random_player_success(lake, start, 10) for lake, start in draws) / 2_000 - 0.21) < 0.02
 
 
-def test_explanations_say_where_the_goal_is() -> None:
-    assert standing("P_O", "___", "__G", slip=0.0).explain(WHOLE).startswith("Goal: 2 down, 2 right. Go ")
-    assert standing("__G", "___", "P__", slip=0.0).explain(Left(1, 4, 5)).startswith("Goal: 2 up, 2 right. Go ")
-    assert standing("GP", "__", slip=0.0).explain(WHOLE) == "Goal: 1 left. Go Left."
-    assert standing("GP", "__", slip=0.0).explain(Left(0, 0, 5)) == "Goal: 1 left."
+def test_explanations_say_what_is_beside_and_how_far_the_goal_is_from_there() -> None:
+    told = standing("_O_", "_P_", "G__", slip=0.0).explain(WHOLE)
+    assert told == "Left 1, Down 1, Right 3, Up hole. Go Left."
+    # At the edge one stays. Behind holes the goal is as far as the way around them.
+    assert standing("P_O", "___", "__G", slip=0.0).explain(WHOLE).startswith("Left 4, Down 3, Right 3, Up 4. Go ")
+    assert (
+        standing("PO_", "__G", "___", slip=0.0).explain(WHOLE).startswith("Left 3, Down 2, Right hole, Up 3. Go Down.")
+    )
+    assert standing("GP", "__", slip=0.0).explain(WHOLE) == "Left goal, Down 2, Right 1, Up 1. Go Left."
+    assert standing("GP", "__", slip=0.0).explain(Left(0, 0, 5)) == "Left goal, Down 2, Right 1, Up 1."

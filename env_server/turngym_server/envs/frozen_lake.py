@@ -141,13 +141,17 @@ class FrozenLake(Environment[FrozenLakeOptions]):
         return [DIRECTIONS[direction] for direction in turn]
 
     def explain(self, left: Left) -> str:
-        size = self._lake.size
-        down = self._lake.goal // size - self._player // size
-        right = self._lake.goal % size - self._player % size
-        ways = [f"{abs(down)} {'down' if down > 0 else 'up'}"] if down else []
-        ways += [f"{abs(right)} {'right' if right > 0 else 'left'}"] if right else []
+        around = ", ".join(f"{name} {self._from_beside(direction)}" for direction, name in enumerate(DIRECTIONS))
         turn = self.oracle(left)
-        return f"Goal: {', '.join(ways)}." + (f" Go {turn[0]}." if turn else "")
+        return f"{around}." + (f" Go {turn[0]}." if turn else "")
+
+    def _from_beside(self, direction: int) -> str:
+        """What the next cell that way is, or how many moves the goal is away from there."""
+        cell = self._lake.beside(self._player, direction)
+        if self._lake.holes >> cell & 1:
+            return "hole"
+        moves = self._lake.moves_to_goal(cell)
+        return "goal" if moves == 0 else f"{moves}" if moves is not None else "none"
 
     def ceiling(self, left: Left) -> float | None:
         play = best_play(self._lake, self.options.slip)

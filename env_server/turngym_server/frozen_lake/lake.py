@@ -36,9 +36,9 @@ class Lake:
         rows = ["".join(marks[start : start + self.size]) for start in range(0, self.size**2, self.size)]
         return least_symmetry(rows).encode()
 
-    def connects(self, start: int) -> bool:
-        """Whether the goal can be reached from a cell without slipping and without a hole."""
-        reached = frontier = {start}
+    def moves_to_goal(self, start: int) -> int | None:
+        """The fewest moves from a cell to the goal, without slipping and without a hole; None: there is no way."""
+        reached, frontier, moves = {start}, {start}, 0
         while frontier and self.goal not in reached:
             frontier = {
                 to
@@ -46,8 +46,9 @@ class Lake:
                 for direction in range(4)
                 if not self.holes >> (to := self.beside(cell, direction)) & 1 and to not in reached
             }
-            reached = reached | frontier
-        return self.goal in reached
+            reached |= frontier
+            moves += 1
+        return moves if self.goal in reached else None
 
 
 def draw_lake(rng: Rng, size: int, hole_probability: float) -> tuple[Lake, int]:
@@ -64,5 +65,5 @@ def draw_lake(rng: Rng, size: int, hole_probability: float) -> tuple[Lake, int]:
             if cell not in {start, goal} and rng.random() < hole_probability:
                 holes |= 1 << cell
         lake = Lake(size, holes, goal)
-        if lake.connects(start):
+        if lake.moves_to_goal(start) is not None:
             return lake, start
