@@ -150,7 +150,7 @@ class FrozenLake(Environment[FrozenLakeOptions]):
         cell = self._lake.beside(self._player, direction)
         if self._lake.holes >> cell & 1:
             return "hole"
-        moves = self._lake.moves_to_goal(cell)
+        moves = self._lake.moves_to_goal()[cell]
         return "goal" if moves == 0 else f"{moves}" if moves is not None else "none"
 
     def ceiling(self, left: Left) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from turngym_server.rng import Rng
@@ -36,19 +37,23 @@ class Lake:
         rows = ["".join(marks[start : start + self.size]) for start in range(0, self.size**2, self.size)]
         return least_symmetry(rows).encode()
 
-    def moves_to_goal(self, start: int) -> int | None:
-        """The fewest moves from a cell to the goal, without slipping and without a hole; None: there is no way."""
-        reached, frontier, moves = {start}, {start}, 0
-        while frontier and self.goal not in reached:
-            frontier = {
-                to
-                for cell in frontier
-                for direction in range(4)
-                if not self.holes >> (to := self.beside(cell, direction)) & 1 and to not in reached
-            }
-            reached |= frontier
-            moves += 1
-        return moves if self.goal in reached else None
+    def moves_to_goal(self) -> tuple[int | None, ...]:
+        """Of each cell, the fewest moves to the goal without slipping and without a hole; None: there is no way."""
+        return _moves_to_goal(self)
+
+
+@lru_cache(maxsize=4096)
+def _moves_to_goal(lake: Lake) -> tuple[int | None, ...]:
+    moves: list[int | None] = [None] * lake.size**2
+    moves[lake.goal] = 0
+    reached = [lake.goal]
+    for cell in reached:
+        for direction in range(4):
+            beside = lake.beside(cell, direction)
+            if moves[beside] is None and not lake.holes >> beside & 1:
+                moves[beside] = (moves[cell] or 0) + 1
+                reached.append(beside)
+    return tuple(moves)
 
 
 def draw_lake(rng: Rng, size: int, hole_probability: float) -> tuple[Lake, int]:
@@ -65,5 +70,5 @@ def draw_lake(rng: Rng, size: int, hole_probability: float) -> tuple[Lake, int]:
             if cell not in {start, goal} and rng.random() < hole_probability:
                 holes |= 1 << cell
         lake = Lake(size, holes, goal)
-        if lake.moves_to_goal(start) is not None:
+        if lake.moves_to_goal()[start] is not None:
             return lake, start
