@@ -9,6 +9,8 @@ sampled at T = 1 and greedily. What is learnt from and how is in warm_start_rl_<
 
 On Sokoban rewards make what is sampled as good as the policy's most likely answers, which more demonstrations with
 errors in them do not. Greedily the two end alike: what RL adds is that the policy is sure, and not yet a better plan.
+On FrozenLake an episode's return is for the most part luck. There RL with the learning rate of Sokoban, 4e-4, loses 8
+points within 40 iterations, and with 1e-4 neither gains nor loses any at T = 1.
 
 Writes warm_start_rl_<environment>.json and .txt beside this script. Called again, also with more seeds, it goes on with
 what is left; with the same `--folder`, in the middle of a seed too.
