@@ -158,6 +158,16 @@ class Probe:
                 outcomes[place] = outcome
         return outcomes
 
+    def step_together(self, items: Sequence[pb.StepItem]) -> Sequence[pb.StepOutcome]:
+        """The same of items that matter to each other: all are asked for again while any of them is pending."""
+        ends = time.monotonic() + CALL_SECONDS
+        while True:
+            outcomes = self.step_once(items)
+            if not any(outcome.HasField("pending") for outcome in outcomes):
+                return outcomes
+            if time.monotonic() > ends:
+                raise Violation(f"a step was still pending after {CALL_SECONDS:g} s")
+
     def step_once(
         self, items: Sequence[pb.StepItem], want_legal_actions: bool = True, max_wait_seconds: float = 0
     ) -> Sequence[pb.StepOutcome]:

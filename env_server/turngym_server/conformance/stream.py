@@ -31,18 +31,14 @@ def _stream(probe: Probe) -> Generator[Stream]:
 
 
 def _ask(stream: Stream, number: int, *items: pb.StepItem) -> Sequence[pb.StepOutcome]:
-    """The outcomes of one request, when nothing else is under way; pending ones are collected on the same stream."""
-    outcomes: list[pb.StepOutcome] = []
-    for item in items:
-        while True:
-            stream.send(number, pb.StepRequest(items=[item], want_legal_actions=True))
-            answer = stream.receive()
-            expect.same(answer.id, number, "the id")
-            outcome = _outcomes(answer, [item])[0]
-            if not outcome.HasField("pending"):
-                outcomes.append(outcome)
-                break
-    return outcomes
+    """The outcomes of one request, when nothing else is under way. It is repeated while any of them is pending."""
+    while True:
+        stream.send(number, pb.StepRequest(items=items, want_legal_actions=True))
+        answer = stream.receive()
+        expect.same(answer.id, number, "the id")
+        outcomes = _outcomes(answer, items)
+        if not any(outcome.HasField("pending") for outcome in outcomes):
+            return outcomes
 
 
 def _outcomes(answer: pb.StepStreamResponse, items: Sequence[pb.StepItem]) -> Sequence[pb.StepOutcome]:
@@ -111,8 +107,7 @@ def streamed_batches(probe: Probe) -> None:
         episode.item(NO_ACTION, step_index=2),
     ]
     with _stream(probe) as stream:
-        stream.send(7, pb.StepRequest(items=items))
-        outcomes = _outcomes(stream.receive(), items)
+        outcomes = _ask(stream, 7, *items)
     expect.same(
         [(outcome.session_id, outcome.step_index) for outcome in outcomes],
         [(item.session_id, item.step_index) for item in items],

@@ -129,7 +129,7 @@ def session_twice_in_a_call(probe: Probe) -> None:
     """Step: the same session twice in a call must be INVALID_ARGUMENT the second time, and played once."""
     episode = probe.live()
     item = episode.item(episode.an_action())
-    outcomes = probe.step_once([item, episode.item(NO_ACTION, step_index=item.step_index + 1)])
+    outcomes = probe.step_together([item, episode.item(NO_ACTION, step_index=item.step_index + 1)])
     expect.refused(outcomes[1], "INVALID_ITEM")
     transition = expect.transition(probe.step([item])[0])
     expected = chain.after_turn(episode.state.digest, item.step_index, list(item.actions), transition)
