@@ -71,9 +71,6 @@ def joined(successes: float, n: float, confidence: float = 0.95) -> Interval:
         raise ValueError(f"{successes:g} of {n:g} cannot have succeeded")
     whole = round(n)
     count = successes / n * whole
-    if count > whole / 2:
-        mirrored = joined(whole - count, whole, confidence)
-        return Interval(1 - mirrored.high, 1 - mirrored.low)
     below = min(int(count + 1e-9), whole)
     part = max(0.0, count - below)
     first = _joined_of_counts(below, whole, confidence)

@@ -6,6 +6,7 @@ Knows nothing of what they do.
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from turngym.lifeline import python_path
 _INHERITED: Final = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "LANG")
 _LARGEST_FILE: Final = 1 << 20
 """Bytes of any file that such a process may write; it has no reason to write one."""
+STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""What ends whole groups of processes: a terminal, or whoever runs the service. No process here sends it to itself."""
 _KILLED_FIRST: Final = "1000"
 """The kernel's words for: where memory runs out, this process goes before any other."""
 

@@ -578,6 +578,14 @@ def worker(server, data, url="", *arguments):
     return subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True, env=environment)
 
 
+def wait_for_episodes(store, board, running):
+    """Until more are played than now."""
+    before = sum(row.episodes for row in submissions.of_board(store, board))
+    while sum(row.episodes for row in submissions.of_board(store, board)) == before:
+        assert running.poll() is None, running.stderr.read()
+        time.sleep(0.05)
+
+
 def test_a_worker_killed_again_and_again_loses_nothing(store, database_url, client, server, tmp_path):
     fields = {"batch": 8, "environments": [{**LAKE, "instances": 64, "attempts": 4}]}
     board = dealt_board(store, client, **fields)
@@ -585,10 +593,7 @@ def test_a_worker_killed_again_and_again_loses_nothing(store, database_url, clie
     pauses = np.random.Generator(np.random.Philox(key=7)).uniform(0.0, 1.0, 1 if database_url else 2)
     for pause in pauses:
         running = worker(server, store.data, database_url, "--lease", "1", "--slots", "2")
-        before = sum(row.episodes for row in submissions.of_board(store, board))
-        while sum(row.episodes for row in submissions.of_board(store, board)) == before:
-            assert running.poll() is None, running.stderr.read()
-            time.sleep(0.05)
+        wait_for_episodes(store, board, running)
         time.sleep(pause)
         os.killpg(running.pid, signal.SIGKILL)
         running.communicate()
@@ -618,9 +623,7 @@ def test_a_worker_that_is_stopped_puts_its_submission_back_at_once(
     with open_store(tmp_path) as store:
         board = dealt_board(store, client, batch=2, environments=[{**LAKE, "instances": 200, "attempts": 4}])
         running = worker(server, tmp_path, "", *more)
-        while not sum(row.episodes for row in submissions.of_board(store, board)):
-            assert running.poll() is None, running.stderr.read()
-            time.sleep(0.05)
+        wait_for_episodes(store, board, running)
         os.killpg(running.pid, number) if everybody else running.send_signal(number)
         said = running.communicate()[1]
         assert running.returncode == code, said
@@ -632,9 +635,7 @@ def test_a_slot_that_somebody_stops_is_started_again(tmp_path, client, server):
     with open_store(tmp_path) as store:
         board = dealt_board(store, client, batch=2, environments=[{**LAKE, "instances": 200, "attempts": 4}])
         running = worker(server, tmp_path)
-        while not sum(row.episodes for row in submissions.of_board(store, board)):
-            assert running.poll() is None, running.stderr.read()
-            time.sleep(0.05)
+        wait_for_episodes(store, board, running)
         [first] = children(running.pid)
         os.kill(first, signal.SIGTERM)
         while children(running.pid) in ([], [first]):
@@ -701,17 +702,11 @@ def test_a_slot_that_dies_is_started_again_and_none_outlives_its_worker(tmp_path
     with open_store(tmp_path) as store:
         board = dealt_board(store, client, batch=2, environments=[{**LAKE, "instances": 200, "attempts": 4}])
 
-        def wait_for_episodes(running):
-            before = sum(row.episodes for row in submissions.of_board(store, board))
-            while sum(row.episodes for row in submissions.of_board(store, board)) == before:
-                assert running.poll() is None, running.stderr.read()
-                time.sleep(0.05)
-
         running = worker(server, tmp_path, "", "--lease", "1")
-        wait_for_episodes(running)
+        wait_for_episodes(store, board, running)
         [first] = children(running.pid)
         os.kill(first, signal.SIGKILL)
-        wait_for_episodes(running)
+        wait_for_episodes(store, board, running)
         [second] = children(running.pid)
         assert first != second
         running.kill()

@@ -8,7 +8,7 @@ from typing import Final
 from pydantic import Field, field_validator
 
 from turngym_server.environment import ActionResult, Environment, Left, Limits, Options, Start, register
-from turngym_server.frozen_lake.lake import DIRECTIONS, Lake, draw_lake
+from turngym_server.frozen_lake.lake import DIRECTIONS, Lake, draw_lake, moves_to_goal
 from turngym_server.frozen_lake.values import best_play, random_player_success
 from turngym_server.rng import Rng
 from turngym_server.wording import limits_told, listed
@@ -150,8 +150,8 @@ class FrozenLake(Environment[FrozenLakeOptions]):
         cell = self._lake.beside(self._player, direction)
         if self._lake.holes >> cell & 1:
             return "hole"
-        moves = self._lake.moves_to_goal()[cell]
-        return "goal" if moves == 0 else f"{moves}" if moves is not None else "none"
+        moves = moves_to_goal(self._lake).get(cell)
+        return "none" if moves is None else f"{moves}" if moves else "goal"
 
     def ceiling(self, left: Left) -> float | None:
         play = best_play(self._lake, self.options.slip)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -37,23 +38,18 @@ class Lake:
         rows = ["".join(marks[start : start + self.size]) for start in range(0, self.size**2, self.size)]
         return least_symmetry(rows).encode()
 
-    def moves_to_goal(self) -> tuple[int | None, ...]:
-        """Of each cell, the fewest moves to the goal without slipping and without a hole; None: there is no way."""
-        return _moves_to_goal(self)
-
 
 @lru_cache(maxsize=4096)
-def _moves_to_goal(lake: Lake) -> tuple[int | None, ...]:
-    moves: list[int | None] = [None] * lake.size**2
-    moves[lake.goal] = 0
-    reached = [lake.goal]
+def moves_to_goal(lake: Lake) -> Mapping[int, int]:
+    """The fewest moves to the goal without slipping and without a hole, of each cell from which there is a way."""
+    moves, reached = {lake.goal: 0}, [lake.goal]
     for cell in reached:
         for direction in range(4):
             beside = lake.beside(cell, direction)
-            if moves[beside] is None and not lake.holes >> beside & 1:
-                moves[beside] = (moves[cell] or 0) + 1
+            if beside not in moves and not lake.holes >> beside & 1:
+                moves[beside] = moves[cell] + 1
                 reached.append(beside)
-    return tuple(moves)
+    return moves
 
 
 def draw_lake(rng: Rng, size: int, hole_probability: float) -> tuple[Lake, int]:
@@ -70,5 +66,5 @@ def draw_lake(rng: Rng, size: int, hole_probability: float) -> tuple[Lake, int]:
             if cell not in {start, goal} and rng.random() < hole_probability:
                 holes |= 1 << cell
         lake = Lake(size, holes, goal)
-        if lake.moves_to_goal()[start] is not None:
+        if start in moves_to_goal(lake):
             return lake, start

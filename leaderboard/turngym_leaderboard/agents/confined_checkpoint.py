@@ -51,7 +51,7 @@ _LOAD_SECONDS: Final = 1_800.0
 """It has been loaded before, by the examination; a disk may be slower now."""
 _ENDS_WITHIN: Final = 5.0
 """Seconds between the end of its connection and its own."""
-_FROM_OUTSIDE: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
+_FROM_OUTSIDE: Final = confined.STOPS | {signal.SIGKILL}
 _MOST_BYTES: Final = 1 << 30
 """Of one message, which the agent's side keeps far below."""
 _MODULE: Final = "turngym_leaderboard.agents.confined_process"
@@ -314,7 +314,7 @@ class _Process:
         if late:
             return _Ended(f"it did not answer within {seconds:g} s", from_outside=False, last_words=last_words)
         told = f"its process ended ({describe_exit(status)})"
-        return _Ended(told, from_outside=status in _FROM_OUTSIDE, last_words=last_words)
+        return _Ended(told, from_outside=-status in _FROM_OUTSIDE, last_words=last_words)
 
 
 def most_tokens_of(description: Mapping[str, str]) -> int:

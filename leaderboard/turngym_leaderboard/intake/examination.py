@@ -31,8 +31,6 @@ _BASE_BYTES: Final = 4 * GIBIBYTE
 """Of memory: what torch and transformers take before any model is there, many times over."""
 _BYTES_A_PARAMETER: Final = 16
 """The model twice in float32 while it is loaded, and twice more while it is looked at."""
-_STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""What ends whole groups of processes: a terminal, or whoever runs the service."""
 
 
 class CannotExamine(RuntimeError):
@@ -109,7 +107,7 @@ def _judged(status: int, output: bytes, said: str) -> Accepted:
         verdict = _Verdict.model_validate_json(lines[-1] if lines else "")
     except ValidationError:
         told = f"{describe_exit(status)}; {said.strip() or 'it said nothing'}"
-        if -status in _STOPS:
+        if -status in confined.STOPS:
             raise CannotExamine(f"the examination was stopped before it was over: {told}") from None
         if status >= 0 or -status == signal.SIGKILL:
             raise EndedUnexpectedly(f"the examination ended before it was over: {told}") from None
